@@ -108,6 +108,21 @@ class Entitlement:
         """Whether others may use this baseline while it is idle: never of a dedicated one."""
         return self.service_class is not ServiceClass.DEDICATED and self.lend
 
+    @property
+    def ceilings(self) -> Limits:
+        """The hard ceilings in force: what was configured, and the baseline of a class that may not burst."""
+        if self.service_class.may_burst:
+            return self.limits
+        return Limits(
+            _lower(self.limits.tokens_per_second, self.baseline.tokens_per_second),
+            _lower(self.limits.kv_bytes, self.baseline.kv_bytes),
+            _lower(self.limits.concurrency, self.baseline.concurrency),
+        )
+
+
+def _lower(limit: int | None, baseline: int) -> int:
+    return baseline if limit is None else min(limit, baseline)
+
 
 @dataclass(frozen=True, slots=True)
 class Gains:

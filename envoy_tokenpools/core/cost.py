@@ -1,0 +1,161 @@
+"""
+What one request needs, estimated before it runs, and what is learned from those that ran.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from envoy_tokenpools.core.pool import Entitlement, OutputEstimate, Pool
+from envoy_tokenpools.errors import RequestError
+
+OUTPUT_SAMPLES = 256
+"""Completions remembered per entitlement and model: enough for a steady p95, a few KiB each."""
+
+MIN_OUTPUT_SAMPLES = 20
+"""Below this a p95 is mostly its largest sample; the stated maximum is reserved instead."""
+
+RATIO_STEP = 0.05
+"""How far one response moves the prompt ratio: about the last twenty responses count."""
+
+RATIO_BOUNDS = (0.2, 5.0)
+"""A backend's tokenizer differs from ours by less than this, or its report is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """
+    What one request takes from a pool.
+
+    Attributes:
+        prompt_tokens: tokens of the prompt that the backend will see.
+        output_tokens: tokens reserved for the output of all sequences together.
+        kv_bytes: KV cache for both.
+        concurrency: sequences that decode at the same time.
+    """
+
+    prompt_tokens: int
+    output_tokens: int
+    kv_bytes: int
+    concurrency: int
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and output, weighted equally (paper section 3.1)."""
+        return self.prompt_tokens + self.output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """
+    What a request states about itself, in tokens.
+
+    Attributes:
+        prompt_tokens: estimated prompt, all prompts of the request together.
+        sequences: outputs generated at the same time (n or best_of, times prompts).
+        max_output_tokens: stated maximum per sequence; None if the client set none.
+        decodes: False for embeddings, which generate nothing.
+    """
+
+    prompt_tokens: int
+    sequences: int
+    max_output_tokens: int | None
+    decodes: bool = True
+
+
+def estimate(pool: Pool, entitlement: Entitlement, need: Need, learned_output: int | None) -> Cost:
+    """
+    The cost to reserve for `need`.
+
+    Output is the stated maximum times the sequences, or the pool's default clamped to what the pool can hold, and not
+    more than `learned_output` per sequence where that is known and the pool reserves by it. Concurrency is clamped to
+    the pool: a wider request runs alone, as the backend would queue its sequences.
+
+    Raises:
+        RequestError: 400, when the prompt with an explicit maximum, or the number of sequences, can never fit.
+    """
+    sequences = min(need.sequences, pool.capacity.concurrency) if need.decodes else 1
+    limit = entitlement.ceilings.concurrency
+    if limit is not None and sequences > limit:
+        raise RequestError(
+            400,
+            "too_many_sequences",
+            f"The request generates {sequences} sequences at once; this entitlement allows {limit}.",
+            "n",
+        )
+    room = _room(pool, entitlement)
+    stated = need.max_output_tokens
+    if need.prompt_tokens > room:
+        raise _too_long(f"{need.prompt_tokens} prompt tokens", room, "messages")
+    if not need.decodes:
+        output = 0
+    elif stated is not None:
+        output = stated * need.sequences
+        if need.prompt_tokens + output > room:
+            asked = f"{need.prompt_tokens} prompt tokens and up to {output} output tokens"
+            raise _too_long(asked, room, "max_tokens")
+    else:
+        spare = max(0, min(room, max(1, pool.window_tokens)) - need.prompt_tokens)
+        output = min(pool.default_max_tokens * need.sequences, spare)
+    if learned_output is not None and pool.output_estimate is OutputEstimate.P95:
+        output = min(output, learned_output * need.sequences)
+    return Cost(
+        prompt_tokens=need.prompt_tokens,
+        output_tokens=output,
+        kv_bytes=(need.prompt_tokens + output) * pool.kv_bytes_per_token,
+        concurrency=sequences,
+    )
+
+
+def _room(pool: Pool, entitlement: Entitlement) -> int:
+    """Tokens of context that this entitlement could hold at once if nobody else were there."""
+    limit = entitlement.ceilings.kv_bytes
+    kv_bytes = pool.capacity.kv_bytes if limit is None else min(limit, pool.capacity.kv_bytes)
+    return kv_bytes // pool.kv_bytes_per_token
+
+
+def _too_long(asked: str, room: int, param: str) -> RequestError:
+    return RequestError(
+        400,
+        "context_length_exceeded",
+        f"The request asks for {asked}, but the KV cache behind it holds at most {room} tokens.",
+        param,
+    )
+
+
+@dataclass(slots=True)
+class OutputHistory:
+    """The outputs that one entitlement really generated with one model, per sequence."""
+
+    _recent: deque[int] = field(default_factory=lambda: deque(maxlen=OUTPUT_SAMPLES))
+    _p95: int | None = None
+
+    def add(self, tokens_per_sequence: int) -> None:
+        """Remember the output of a completed request."""
+        self._recent.append(tokens_per_sequence)
+        if len(self._recent) >= MIN_OUTPUT_SAMPLES:
+            ordered = sorted(self._recent)
+            self._p95 = max(1, ordered[min(len(ordered) - 1, len(ordered) * 95 // 100)])
+
+    @property
+    def p95(self) -> int | None:
+        """The 95th percentile of recent outputs, at least 1; None while too few are known."""
+        return self._p95
+
+
+@dataclass(slots=True)
+class PromptRatio:
+    """Reported prompt tokens over our estimate, learned per model: tiktoken is exact for OpenAI's only."""
+
+    value: float = 1.0
+
+    def learn(self, *, reported: int, estimated: int) -> None:
+        """Take one response's report into account; bounded, so that one wrong report does little."""
+        if estimated <= 0 or reported <= 0:
+            return
+        low, high = RATIO_BOUNDS
+        ratio = max(low, min(high, reported / estimated))
+        self.value += RATIO_STEP * (ratio - self.value)
+
+    def apply(self, estimated: int) -> int:
+        """The corrected estimate, rounded; at least 1 where there was anything."""
+        return max(1, round(estimated * self.value)) if estimated else 0

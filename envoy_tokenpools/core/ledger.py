@@ -1,0 +1,380 @@
+"""
+The books of one pool: what is leased, by whom, and what was asked for since the last tick.
+
+The rules, which every store must keep (the memory store is this class; Redis mirrors it):
+
+1. What is in use is the sum of the live leases; no counter is ever negative.
+2. A lease is settled once. Settling it again, or an unknown one, changes nothing.
+3. A lease that expired gives back concurrency and KV bytes by itself; a late settlement still corrects the tokens.
+4. The same claim twice is one lease.
+5. A refusal takes nothing.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from envoy_tokenpools.core.account import Account, Meters
+from envoy_tokenpools.core.admission import (
+    Balance,
+    Claim,
+    Lease,
+    Reason,
+    Refusal,
+    Resource,
+    Settlement,
+    Terms,
+)
+from envoy_tokenpools.core.bucket import TokenBucket
+from envoy_tokenpools.core.cost import Cost
+from envoy_tokenpools.core.refusals import RefusalLog
+from envoy_tokenpools.core.resources import Resources
+
+WHOLE_PPM = 1_000_000
+
+MAX_EXPIRED = 10_000
+"""Expired leases remembered for a late settlement; older ones lose only the correction of their tokens."""
+
+DEFAULT_HOLD_MS = 1_000
+"""How long a lease is assumed to be held before any was settled, for Retry-After."""
+
+HOLD_STEP = 0.1
+"""How far one settlement moves the average holding time."""
+
+
+@dataclass(frozen=True, slots=True)
+class InUse:
+    """What one entitlement, or the whole pool, holds: live leases and what they reserve."""
+
+    in_flight: int = 0
+    concurrency: int = 0
+    reserved_tokens: int = 0
+    kv_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerView:
+    """A pool's books at one moment."""
+
+    total: InUse
+    accounts: Mapping[str, InUse]
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The mutable books of one pool. Not thread safe; time is an argument."""
+
+    tokens: TokenBucket = field(default_factory=lambda: TokenBucket(0, 0))
+    concurrency: int = 0
+    kv_bytes: int = 0
+    _accounts: dict[str, Account] = field(default_factory=dict)
+    _leases: dict[str, Lease] = field(default_factory=dict)
+    _expired: OrderedDict[str, Lease] = field(default_factory=OrderedDict)
+    _refusals: RefusalLog = field(default_factory=RefusalLog)
+    _terms: Mapping[str, Terms] = field(default_factory=dict)
+    _withheld_tokens_per_second: int = 0
+    _withheld_concurrency: int = 0
+    _withheld_kv_bytes: int = 0
+    _hold_ms: float = DEFAULT_HOLD_MS
+    _tick_at_ms: int = 0
+
+    def reserve(self, claim: Claim, now_ms: int) -> Lease | Refusal:
+        """
+        Take the claim's cost, or say why not (design: admission rules 4 and 5).
+
+        In shadow mode the lease is taken in any case and carries the refusal.
+        """
+        known = self._leases.get(claim.lease_id)
+        if known is not None:
+            return known
+        account = self._account(claim, now_ms)
+        within_share = _fits(account, claim.terms.share, claim.cost)
+        within_guarantee = claim.terms.guarantee.concurrency > 0 and _fits(
+            account, claim.terms.guarantee, claim.cost
+        )
+        refusal = self._own_refusal(account, claim)
+        if refusal is None and not within_guarantee:
+            refusal = self._pool_refusal(account, claim, within_share=within_share)
+        if refusal is not None:
+            account.count_shed(claim.fingerprint, claim.cost, now_ms, is_retry=claim.is_retry)
+            if claim.enforce:
+                return refusal
+        lease = Lease(
+            lease_id=claim.lease_id,
+            entitlement=claim.terms.entitlement,
+            cost=claim.cost,
+            within_share=within_share,
+            within_guarantee=within_guarantee,
+            pool_ppm=WHOLE_PPM - (claim.terms.withheld_ppm if within_guarantee else 0),
+            admitted_at_ms=now_ms,
+            expires_at_ms=now_ms + claim.ttl_ms,
+            shadowed=refusal,
+        )
+        self._leases[lease.lease_id] = lease
+        self._hold(account, lease, 1, now_ms)
+        self._charge(account, lease, 0, claim.cost.tokens)
+        account.count_admitted(claim.fingerprint, claim.cost)
+        return lease
+
+    def settle(self, lease_id: str, tokens: int, now_ms: int) -> Settlement | None:
+        """
+        End a lease and charge `tokens` in place of what was reserved; None if it is not known (any more).
+        """
+        lease = self._leases.pop(lease_id, None)
+        late = lease is None
+        if lease is None:
+            lease = self._expired.pop(lease_id, None)
+            if lease is None:
+                return None
+        account = self._accounts[lease.entitlement]
+        account.drain(now_ms)
+        self.tokens.drain(now_ms)
+        self._charge(account, lease, lease.cost.tokens, tokens)
+        account.count_correction(tokens - lease.cost.tokens)
+        held_ms = max(0, now_ms - lease.admitted_at_ms)
+        if not late:
+            self._hold(account, lease, -1, now_ms)
+            self._hold_ms += HOLD_STEP * (held_ms - self._hold_ms)
+        return Settlement(lease, tokens, held_ms, late)
+
+    def renew(self, lease_ids: Iterable[str], expires_at_ms: int) -> None:
+        """Let live leases expire no earlier than `expires_at_ms`; unknown ones are ignored."""
+        for lease_id in lease_ids:
+            lease = self._leases.get(lease_id)
+            if lease is not None and lease.expires_at_ms < expires_at_ms:
+                self._leases[lease_id] = replace(lease, expires_at_ms=expires_at_ms)
+
+    def sweep(self, now_ms: int) -> tuple[Lease, ...]:
+        """Take back the leases whose owner is gone; their tokens stay charged as reserved."""
+        expired = tuple(lease for lease in self._leases.values() if lease.expires_at_ms <= now_ms)
+        for lease in expired:
+            del self._leases[lease.lease_id]
+            self._hold(self._accounts[lease.entitlement], lease, -1, now_ms)
+            self._expired[lease.lease_id] = lease
+            if len(self._expired) > MAX_EXPIRED:
+                self._expired.popitem(last=False)
+        return expired
+
+    def close_tick(self, now_ms: int) -> tuple[int, dict[str, Meters]]:
+        """
+        How many milliseconds passed since the last tick, and what every entitlement did; new meters start.
+        """
+        elapsed_ms = now_ms - self._tick_at_ms
+        self._tick_at_ms = now_ms
+        self._refusals.roll()
+        owners = {lease.entitlement for lease in self._expired.values()}
+        readings: dict[str, Meters] = {}
+        for name, account in list(self._accounts.items()):
+            account.drain(now_ms)
+            readings[name] = account.close_tick(now_ms)
+            if account.is_idle and name not in self._terms and name not in owners:
+                self._withhold(account, 0, 0)
+                del self._accounts[name]
+        return elapsed_ms, readings
+
+    def publish(
+        self, terms: Mapping[str, Terms], usable: Resources, window_ms: int, now_ms: int
+    ) -> None:
+        """
+        Put the outcome of a tick in force. Entitlements that are gone keep their leases and withhold nothing.
+        """
+        self._terms = terms
+        for name, account in self._accounts.items():
+            if name not in terms:
+                gone = replace(account.terms, guarantee=Resources.NONE, share=Resources.NONE)
+                self._apply(account, gone, window_ms, now_ms)
+        for entitlement_terms in terms.values():
+            account = self._open(entitlement_terms, window_ms, now_ms)
+            if account.terms is not entitlement_terms:
+                self._apply(account, entitlement_terms, window_ms, now_ms)
+        self._set_pool_rate(usable, window_ms, now_ms)
+
+    def balance(self, entitlement: str) -> Balance | None:
+        """What an entitlement has left, as of the last operation; None if it is not known."""
+        account = self._accounts.get(entitlement)
+        if account is None:
+            return None
+        bucket = account.limit
+        if bucket is None:
+            bucket = account.share if account.share.rate else self.tokens
+        limit = account.terms.limits.concurrency
+        if limit is None:
+            limit = max(account.terms.share.concurrency, account.concurrency)
+        return Balance(
+            limit_tokens=bucket.depth_milli // 1_000,
+            remaining_tokens=bucket.remaining,
+            reset_tokens_ms=-(-bucket.used_milli // bucket.rate) if bucket.rate else 0,
+            limit_concurrency=limit,
+            remaining_concurrency=max(0, limit - account.concurrency),
+        )
+
+    def view(self) -> LedgerView:
+        """The books as plain numbers."""
+        accounts = {
+            name: InUse(
+                account.in_flight, account.concurrency, account.reserved_tokens, account.kv_bytes
+            )
+            for name, account in self._accounts.items()
+        }
+        reserved_tokens = sum(in_use.reserved_tokens for in_use in accounts.values())
+        total = InUse(len(self._leases), self.concurrency, reserved_tokens, self.kv_bytes)
+        return LedgerView(total, accounts)
+
+    # ------------------------------------------------------------------ judging
+
+    def _own_refusal(self, account: Account, claim: Claim) -> Refusal | None:
+        """Rule 4: the entitlement's own ceilings."""
+        limits, cost = claim.terms.limits, claim.cost
+        if limits.concurrency is not None:
+            free = limits.concurrency - account.concurrency
+            if cost.concurrency > free:
+                wait_ms = self._release_wait_ms(account.in_flight)
+                return _refuse(
+                    Reason.CONCURRENCY_LIMIT, Resource.CONCURRENCY, cost.concurrency, free, wait_ms
+                )
+        if limits.kv_bytes is not None:
+            free = limits.kv_bytes - account.kv_bytes
+            if cost.kv_bytes > free:
+                wait_ms = self._release_wait_ms(account.in_flight)
+                return _refuse(
+                    Reason.KV_CACHE_LIMIT, Resource.KV_CACHE, cost.kv_bytes, free, wait_ms
+                )
+        if account.limit is not None and not account.limit.fits(cost.tokens):
+            return _short_of_tokens(Reason.TOKEN_RATE_LIMIT, account.limit, cost)
+        return None
+
+    def _pool_refusal(
+        self, account: Account, claim: Claim, *, within_share: bool
+    ) -> Refusal | None:
+        """Rule 5: the free capacity, and those who were refused before with a better claim."""
+        cost, usable, terms = claim.cost, claim.usable, claim.terms
+        withheld = self._withheld_concurrency - account.withheld_concurrency
+        free_sequences = usable.concurrency - self.concurrency - withheld
+        withheld = self._withheld_kv_bytes - account.withheld_kv_bytes
+        free_kv_bytes = usable.kv_bytes - self.kv_bytes - withheld
+        wait_ms = self._release_wait_ms(len(self._leases))
+        refusal = None
+        if cost.concurrency > free_sequences:
+            refusal = _refuse(
+                Reason.POOL_CONTENDED,
+                Resource.CONCURRENCY,
+                cost.concurrency,
+                free_sequences,
+                wait_ms,
+            )
+        elif cost.kv_bytes > free_kv_bytes:
+            refusal = _refuse(
+                Reason.POOL_CONTENDED, Resource.KV_CACHE, cost.kv_bytes, free_kv_bytes, wait_ms
+            )
+        elif not self.tokens.fits(cost.tokens):
+            refusal = _short_of_tokens(Reason.POOL_CONTENDED, self.tokens, cost)
+        elif (
+            not within_share
+            and self._leases
+            and self._refusals.blocks(terms.entitlement, terms.weight)
+        ):
+            free_share = terms.share.concurrency - account.concurrency
+            refusal = _refuse(
+                Reason.LOW_PRIORITY, Resource.CONCURRENCY, cost.concurrency, free_share, wait_ms
+            )
+        if refusal is not None:
+            self._refusals.add(terms.entitlement, terms.weight, inside_share=within_share)
+        return refusal
+
+    def _release_wait_ms(self, in_flight: int) -> int:
+        """Expected time until one of `in_flight` leases ends, as they end evenly spread."""
+        return max(1, round(self._hold_ms / max(1, in_flight)))
+
+    # ------------------------------------------------------------------ booking
+
+    def _hold(self, account: Account, lease: Lease, sign: int, now_ms: int) -> None:
+        self.concurrency += sign * lease.cost.concurrency
+        self.kv_bytes += sign * lease.cost.kv_bytes
+        account.hold(lease.cost, sign, now_ms)
+        self._withhold_idle(account)
+
+    def _charge(self, account: Account, lease: Lease, charged: int, tokens: int) -> None:
+        """Charge `tokens` in place of `charged` before."""
+        account.charge(tokens - charged, within_share=lease.within_share)
+        part, before = tokens * lease.pool_ppm, charged * lease.pool_ppm
+        self.tokens.take(part // WHOLE_PPM - before // WHOLE_PPM)
+
+    # ------------------------------------------------------------------ terms
+
+    def _account(self, claim: Claim, now_ms: int) -> Account:
+        account = self._open(claim.terms, claim.window_ms, now_ms)
+        if account.terms is not claim.terms:
+            self._apply(account, claim.terms, claim.window_ms, now_ms)
+        self._set_pool_rate(claim.usable, claim.window_ms, now_ms)
+        account.drain(now_ms)
+        return account
+
+    def _open(self, terms: Terms, window_ms: int, now_ms: int) -> Account:
+        account = self._accounts.get(terms.entitlement)
+        if account is None:
+            blank = replace(terms, guarantee=Resources.NONE)
+            account = Account(blank, TokenBucket(0, window_ms, drained_at_ms=now_ms))
+            self._accounts[terms.entitlement] = account
+        return account
+
+    def _apply(self, account: Account, terms: Terms, window_ms: int, now_ms: int) -> None:
+        for old_or_new, sign in ((account.terms, -1), (terms, 1)):
+            self._withheld_tokens_per_second += sign * _part(
+                old_or_new.guarantee.tokens_per_second, old_or_new.withheld_ppm
+            )
+        account.set_rates(terms, window_ms, now_ms)
+        self._withhold_idle(account)
+
+    def _withhold_idle(self, account: Account) -> None:
+        guarantee, ppm = account.terms.guarantee, account.terms.withheld_ppm
+        if ppm == 0 and account.withheld_concurrency == 0 == account.withheld_kv_bytes:
+            return
+        self._withhold(
+            account,
+            _part(max(0, guarantee.concurrency - account.concurrency), ppm),
+            _part(max(0, guarantee.kv_bytes - account.kv_bytes), ppm),
+        )
+
+    def _withhold(self, account: Account, concurrency: int, kv_bytes: int) -> None:
+        self._withheld_concurrency += concurrency - account.withheld_concurrency
+        self._withheld_kv_bytes += kv_bytes - account.withheld_kv_bytes
+        account.withheld_concurrency = concurrency
+        account.withheld_kv_bytes = kv_bytes
+
+    def _set_pool_rate(self, usable: Resources, window_ms: int, now_ms: int) -> None:
+        """What is withheld of the token rate is never in the bucket that everybody shares."""
+        rate = max(0, usable.tokens_per_second - self._withheld_tokens_per_second)
+        self.tokens.set_rate(rate, window_ms, now_ms)
+
+
+def _fits(account: Account, amount: Resources, cost: Cost) -> bool:
+    """Whether the account stays within `amount` with this cost; tokens by the bucket of its share."""
+    return (
+        account.concurrency + cost.concurrency <= amount.concurrency
+        and account.kv_bytes + cost.kv_bytes <= amount.kv_bytes
+        and account.share.fits(cost.tokens)
+    )
+
+
+def _part(amount: int, ppm: int) -> int:
+    """`ppm` millionths of `amount`, rounded up: half a sequence withheld is one withheld."""
+    return -(-amount * ppm // WHOLE_PPM)
+
+
+def _refuse(reason: Reason, resource: Resource, need: int, free: int, wait_ms: int) -> Refusal:
+    return Refusal(reason, resource, need, max(0, free), max(1, wait_ms))
+
+
+def _short_of_tokens(reason: Reason, bucket: TokenBucket, cost: Cost) -> Refusal:
+    wait_ms = bucket.wait_ms(cost.tokens)
+    return _refuse(
+        reason,
+        Resource.TOKENS,
+        cost.tokens,
+        bucket.remaining,
+        NEVER_MS if wait_ms is None else wait_ms,
+    )
+
+
+NEVER_MS = 3_600_000
+"""Stands for a bucket that does not fill at all: come back in an hour, when somebody has changed the configuration."""

@@ -1,0 +1,55 @@
+"""
+Who was refused lately, so that nobody with a lesser claim slips past them (design: admission rule 5).
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class _Tick:
+    """The refusals of one tick; of the weights only the two highest matter: one may be the asker's own."""
+
+    inside: set[str] = field(default_factory=set)
+    first: tuple[float, str] = (0.0, "")
+    second: tuple[float, str] = (0.0, "")
+
+    def add(self, entitlement: str, weight: float, *, inside_share: bool) -> None:
+        if inside_share:
+            self.inside.add(entitlement)
+        entry = (weight, entitlement)
+        if entitlement == self.first[1]:
+            self.first = max(self.first, entry)
+        elif entry > self.first:
+            self.first, self.second = entry, self.first
+        elif entry > self.second:
+            self.second = entry
+
+    def blocks(self, entitlement: str, weight: float) -> bool:
+        if self.inside and (len(self.inside) > 1 or entitlement not in self.inside):
+            return True
+        highest = self.second if self.first[1] == entitlement else self.first
+        return highest[0] > weight
+
+
+@dataclass(slots=True)
+class RefusalLog:
+    """Pool refusals of the current and the last tick; constant work however many entitlements there are."""
+
+    _current: _Tick = field(default_factory=_Tick)
+    _last: _Tick = field(default_factory=_Tick)
+
+    def add(self, entitlement: str, weight: float, *, inside_share: bool) -> None:
+        """`entitlement` was refused because the pool was contended."""
+        self._current.add(entitlement, weight, inside_share=inside_share)
+
+    def blocks(self, entitlement: str, weight: float) -> bool:
+        """
+        Whether a request beyond its entitlement's share would pass somebody.
+
+        That is another who was refused while inside its share, or another of higher weight who was refused.
+        """
+        return self._current.blocks(entitlement, weight) or self._last.blocks(entitlement, weight)
+
+    def roll(self) -> None:
+        """A tick ended: what was refused two ticks ago is forgotten."""
+        self._last, self._current = self._current, _Tick()
