@@ -159,6 +159,7 @@ class Balance:
         reset_tokens_ms: until it is full again.
         limit_concurrency: sequences that it may run at once.
         remaining_concurrency: of those, free ones.
+        reset_concurrency_ms: until one is expected to be free; 0 if one is.
     """
 
     limit_tokens: int
@@ -166,3 +167,4 @@ class Balance:
     reset_tokens_ms: int
     limit_concurrency: int
     remaining_concurrency: int
+    reset_concurrency_ms: int

@@ -78,6 +78,11 @@ class Ledger:
     _hold_ms: float = DEFAULT_HOLD_MS
     _tick_at_ms: int = 0
 
+    @classmethod
+    def opened_at(cls, now_ms: int) -> "Ledger":
+        """Empty books whose first tick began at `now_ms`."""
+        return cls(_tick_at_ms=now_ms)
+
     def reserve(self, claim: Claim, now_ms: int) -> Lease | Refusal:
         """
         Take the claim's cost, or say why not (design: admission rules 4 and 5).
@@ -189,23 +194,23 @@ class Ledger:
                 self._apply(account, entitlement_terms, window_ms, now_ms)
         self._set_pool_rate(usable, window_ms, now_ms)
 
-    def balance(self, entitlement: str) -> Balance | None:
-        """What an entitlement has left, as of the last operation; None if it is not known."""
-        account = self._accounts.get(entitlement)
-        if account is None:
-            return None
+    def balance(self, entitlement: str) -> Balance:
+        """What an entitlement has left, as of its last claim."""
+        account = self._accounts[entitlement]
         bucket = account.limit
         if bucket is None:
             bucket = account.share if account.share.rate else self.tokens
         limit = account.terms.limits.concurrency
         if limit is None:
             limit = max(account.terms.share.concurrency, account.concurrency)
+        free = max(0, limit - account.concurrency)
         return Balance(
             limit_tokens=bucket.depth_milli // 1_000,
             remaining_tokens=bucket.remaining,
             reset_tokens_ms=-(-bucket.used_milli // bucket.rate) if bucket.rate else 0,
             limit_concurrency=limit,
-            remaining_concurrency=max(0, limit - account.concurrency),
+            remaining_concurrency=free,
+            reset_concurrency_ms=0 if free else self._release_wait_ms(account.in_flight),
         )
 
     def view(self) -> LedgerView:

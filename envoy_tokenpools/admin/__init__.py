@@ -1,0 +1,3 @@
+"""
+The admin HTTP: metrics, health, the state of the pools as JSON, and a page to look at it.
+"""

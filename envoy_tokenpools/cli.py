@@ -1,0 +1,275 @@
+"""
+The command line: reads arguments, calls what they name, and turns errors into one clear line and an exit status.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from envoy_tokenpools import __version__
+from envoy_tokenpools.config import Config, describe, read_config
+from envoy_tokenpools.envoyconf.bootstrap import build_bootstrap
+from envoy_tokenpools.envoyconf.options import EnvoyOptions, Profile
+from envoy_tokenpools.envoyconf.render import render_yaml, to_plain
+from envoy_tokenpools.errors import ConfigError, TokenpoolsError
+from envoy_tokenpools.logs import configure_logs
+from envoy_tokenpools.server import FilterServer, Listen
+from envoy_tokenpools.standalone import Standalone
+
+log = logging.getLogger(__name__)
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command in `argv` (the process's arguments if None); returns the exit status."""
+    arguments = _parser().parse_args(argv)
+    configure_logs(arguments.log_level)
+    try:
+        status: int = arguments.run(arguments)
+    except ConfigError as error:
+        _complain(f"{len(error.faults)} fault(s) in the configuration:\n{error}")
+        return EXIT_FAILED
+    except (TokenpoolsError, OSError) as error:
+        _complain(str(error))
+        return EXIT_FAILED
+    return status
+
+
+def _complain(text: str) -> None:
+    print(f"envoy-tokenpools: {text}", file=sys.stderr)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+# ---------------------------------------------------------------------- commands
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    config = read_config(arguments.config, os.environ)
+    _say(describe(config))
+    return 0
+
+
+def _envoy_config(arguments: argparse.Namespace) -> int:
+    config = read_config(arguments.config, os.environ)
+    _say(render_yaml(to_plain(build_bootstrap(_envoy_options(arguments, config)))).rstrip())
+    return 0
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    async def serve() -> None:
+        config = read_config(arguments.config, os.environ)
+        server = FilterServer(config, _listen(arguments))
+        await server.start()
+        log.info(
+            "serving",
+            extra={"ext_proc": arguments.ext_proc, "port": server.ext_proc_port}
+            | {"admin_port": server.admin_port},
+        )
+        try:
+            await _until_signalled(_reloader(server, arguments.config))
+        finally:
+            await server.stop()
+        log.info("stopped")
+
+    return _run_loop(serve())
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    async def run() -> None:
+        config = read_config(arguments.config, os.environ)
+        options = _envoy_options(arguments, config)
+        listen = Listen("127.0.0.1:0", *_host_port(arguments.admin))
+        both = Standalone(config, options, listen, envoy_log_level=arguments.envoy_log_level)
+        await both.start()
+        _say(f"Send requests to {both.url}/v1  (backend: {arguments.backend})")
+        _say(f"Look at the pools at http://127.0.0.1:{both.filter.admin_port}/")
+        try:
+            await _until_signalled(_reloader(both.filter, arguments.config), both.watch())
+        finally:
+            await both.stop()
+
+    return _run_loop(run())
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    # The laboratory needs an optional package (rich): the other commands must do without.
+    from envoy_tokenpools.lab.demo import DemoOptions, demo  # noqa: PLC0415
+
+    options = DemoOptions(seconds=arguments.seconds, plain=arguments.plain)
+    wait = _until_signalled if arguments.keep else None
+    return _run_loop(demo(options, say=_say, keep=wait))
+
+
+# ---------------------------------------------------------------------- signals
+
+
+async def _until_signalled(
+    on_hangup: Callable[[], Awaitable[None]] | None = None, *watched: Coroutine[Any, Any, None]
+) -> None:
+    """
+    Wait for SIGTERM or SIGINT, or until one of `watched` ends; SIGHUP calls `on_hangup`.
+
+    Whoever signals twice means it: the second one ends the process at once.
+    """
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    reloading: set[asyncio.Future[None]] = set()
+
+    def stopping() -> None:
+        if stop.is_set():
+            os._exit(EXIT_FAILED)
+        stop.set()
+
+    def hangup() -> None:
+        if on_hangup is not None:
+            task = asyncio.ensure_future(on_hangup())
+            reloading.add(task)
+            task.add_done_callback(reloading.discard)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping)
+    loop.add_signal_handler(signal.SIGHUP, hangup)
+    tasks = [asyncio.ensure_future(one) for one in (stop.wait(), *watched)]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _reloader(server: FilterServer, path: Path) -> Callable[[], Awaitable[None]]:
+    """Reads the configuration again; a faulty one is reported and the last good one stays in force."""
+
+    async def reload() -> None:
+        try:
+            await server.reload(read_config(path, os.environ))
+            log.info("configuration reloaded")
+        except ConfigError as error:
+            server.config_refused()
+            log.error("configuration refused", extra={"faults": [str(f) for f in error.faults]})  # noqa: TRY400
+
+    return reload
+
+
+def _run_loop(main_task: Coroutine[Any, Any, None]) -> int:
+    uvloop.run(main_task)
+    return 0
+
+
+# ---------------------------------------------------------------------- arguments
+
+
+def _envoy_options(arguments: argparse.Namespace, config: Config) -> EnvoyOptions:
+    host, port = _host_port(arguments.listen)
+    ext_proc = getattr(arguments, "ext_proc", "127.0.0.1:9002")
+    is_unix = ext_proc.startswith("unix:")
+    ext_proc_host, ext_proc_port = ("127.0.0.1", 9002) if is_unix else _host_port(ext_proc)
+    return EnvoyOptions(
+        backend_url=arguments.backend,
+        listen_host=host,
+        listen_port=port,
+        ext_proc_host=ext_proc_host,
+        ext_proc_port=ext_proc_port,
+        ext_proc_unix_path=ext_proc.removeprefix("unix:") if is_unix else None,
+        admin_port=getattr(arguments, "envoy_admin_port", 0),
+        profile=Profile(arguments.profile),
+        max_body_bytes=config.server.max_body_bytes,
+    )
+
+
+def _listen(arguments: argparse.Namespace) -> Listen:
+    return Listen(arguments.ext_proc, *_host_port(arguments.admin))
+
+
+def _host_port(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _address(text: str) -> str:
+    """An argument of the form HOST:PORT (or unix:/PATH)."""
+    if text.startswith("unix:/"):
+        return text
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65_535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
+    return text
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="envoy-tokenpools",
+        description="Fair, class-aware admission control for shared LLM backends, inside Envoy.",
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    parser.add_argument(
+        "--log-level", default="info", choices=("debug", "info", "warning", "error")
+    )
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    demo = commands.add_parser(
+        "demo", help="see it work: simulated backend, real Envoy, mixed traffic"
+    )
+    demo.add_argument("--seconds", type=int, default=20, help="how long traffic runs (default 20)")
+    demo.add_argument("--keep", action="store_true", help="stay up afterwards, for curl")
+    demo.add_argument("--plain", action="store_true", help="no live table, only the summary")
+    demo.set_defaults(run=_demo, log_level="warning")
+
+    run = commands.add_parser("run", help="the filter and a real Envoy in front of a backend")
+    _add_config(run)
+    _add_envoy(run, listen="0.0.0.0:8080")
+    run.add_argument("--admin", type=_address, default="127.0.0.1:9090", metavar="HOST:PORT")
+    run.add_argument("--envoy-log-level", default="warning")
+    run.set_defaults(run=_run)
+
+    serve = commands.add_parser("serve", help="the filter only, for an Envoy that exists already")
+    _add_config(serve)
+    serve.add_argument(
+        "--ext-proc",
+        type=_address,
+        default="0.0.0.0:9002",
+        metavar="ADDR",
+        help="HOST:PORT or unix:/PATH",
+    )
+    serve.add_argument("--admin", type=_address, default="127.0.0.1:9090", metavar="HOST:PORT")
+    serve.set_defaults(run=_serve)
+
+    check = commands.add_parser("check", help="validate a configuration; names every fault")
+    check.add_argument("config", type=Path, metavar="FILE")
+    check.set_defaults(run=_check)
+
+    envoy = commands.add_parser("envoy-config", help="print an Envoy configuration for a backend")
+    _add_config(envoy)
+    _add_envoy(envoy, listen="0.0.0.0:8080")
+    envoy.add_argument("--ext-proc", type=_address, default="127.0.0.1:9002", metavar="ADDR")
+    envoy.add_argument("--envoy-admin-port", type=int, default=9901, metavar="PORT")
+    envoy.set_defaults(run=_envoy_config)
+    return parser
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE")
+
+
+def _add_envoy(parser: argparse.ArgumentParser, *, listen: str) -> None:
+    parser.add_argument("--backend", required=True, metavar="URL", help="http://HOST:PORT")
+    parser.add_argument("--listen", type=_address, default=listen, metavar="HOST:PORT")
+    parser.add_argument(
+        "--profile", choices=[profile.value for profile in Profile], default=Profile.PORTABLE.value
+    )

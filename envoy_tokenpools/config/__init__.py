@@ -1,0 +1,25 @@
+"""
+The configuration: YAML and environment -> a frozen `Config` of core objects, or all its faults.
+
+Purpose of the files: `document` parses YAML, `shape` says what fields exist, `quantity` reads
+amounts, `credentials` and `pools` check what spans several fields, `load` puts them together.
+"""
+
+from envoy_tokenpools.config.describe import describe
+from envoy_tokenpools.config.load import load_config, read_config
+from envoy_tokenpools.config.settings import (
+    Config,
+    EntitlementRef,
+    ServerSettings,
+    credential_digest,
+)
+
+__all__ = [
+    "Config",
+    "EntitlementRef",
+    "ServerSettings",
+    "credential_digest",
+    "describe",
+    "load_config",
+    "read_config",
+]

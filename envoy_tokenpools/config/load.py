@@ -1,0 +1,114 @@
+"""
+Text -> `Config`, or every fault at once.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from envoy_tokenpools.config.document import read_document
+from envoy_tokenpools.config.findings import Findings, field_path, item_path
+from envoy_tokenpools.config.pools import ReadPool, check_unique, read_pool, texts_at
+from envoy_tokenpools.config.settings import STATE_URLS, Config, EntitlementRef, ServerSettings
+from envoy_tokenpools.config.shape import RootFields
+from envoy_tokenpools.errors import ConfigError, Fault
+
+_SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]{0,19}):")
+
+
+def read_config(path: Path, env: Mapping[str, str]) -> Config:
+    """
+    The configuration in the file at `path`.
+
+    Raises:
+        ConfigError: the file cannot be read, or its content has faults (see `load_config`).
+    """
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigError([Fault(str(path), f"cannot be read: {error.strerror}")]) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError([Fault(str(path), f"is not UTF-8 (byte {error.start})")]) from None
+    return load_config(text, env=env)
+
+
+def load_config(text: str, *, env: Mapping[str, str]) -> Config:
+    """
+    The configuration written as YAML in `text`; `env` answers the keys given as `{env: NAME}`.
+
+    Raises:
+        ConfigError: every fault with its path, such as
+            `pools[0].entitlements[1].baseline.kv_cache`; a syntax error alone, with its line
+            and column. No fault repeats a key or a password.
+    """
+    findings = Findings()
+    raw = read_document(text, findings)
+    if raw is None and not findings.faults:
+        raise ConfigError([Fault("", "the configuration is empty")])
+    root = findings.shaped(RootFields, raw, "")
+    listed = raw.get("pools") if isinstance(raw, dict) else None
+    raw_pools = listed if isinstance(listed, list) else []
+    pools = [
+        read_pool(item, item_path("pools", index), findings, env)
+        for index, item in enumerate(raw_pools)
+    ]
+    _check_names(raw_pools, findings)
+    _check_state(raw, findings)
+    _check_default_pool(raw, raw_pools, findings)
+    if root is None or findings.faults:
+        raise ConfigError(findings.faults)
+    return _config(root, [pool for pool in pools if pool is not None], findings)
+
+
+def _check_names(raw_pools: Sequence[object], findings: Findings) -> None:
+    check_unique(texts_at(raw_pools, "pools", "name"), "the name", findings)
+    models = [
+        (item_path(field_path(item_path("pools", index), "models"), position), model)
+        for index, pool in enumerate(raw_pools)
+        if isinstance(pool, dict) and isinstance(pool.get("models"), list)
+        for position, model in enumerate(pool["models"])
+        if isinstance(model, str)
+    ]
+    check_unique(models, "the model", findings)
+
+
+def _check_state(raw: object, findings: Findings) -> None:
+    """Only the scheme is ever repeated: the rest may be a password."""
+    url = raw.get("state") if isinstance(raw, dict) else None
+    if not isinstance(url, str) or url in STATE_URLS.values():
+        return
+    known = ", ".join(STATE_URLS.values())
+    match = _SCHEME.match(url)
+    if match and match[1] in STATE_URLS:
+        findings.fault("state", f"must be exactly {STATE_URLS[match[1]]}")
+    else:
+        what = f"unknown scheme {match[1]}" if match else "is not the URL of a store"
+        findings.fault("state", f"{what}; known: {known}")
+
+
+def _check_default_pool(raw: object, raw_pools: Sequence[object], findings: Findings) -> None:
+    name = raw.get("default_pool") if isinstance(raw, dict) else None
+    known = [known for _, known in texts_at(raw_pools, "pools", "name")]
+    if isinstance(name, str) and name not in known:
+        findings.fault("default_pool", "no pool has this name")
+
+
+def _config(root: RootFields, pools: Sequence[ReadPool], findings: Findings) -> Config:
+    keys: dict[bytes, tuple[EntitlementRef, ...]] = {}
+    for read in pools:
+        for digest, entitlement in read.keys.items():
+            ref = EntitlementRef(read.pool.name, entitlement)
+            keys[digest] = (*keys.get(digest, ()), ref)
+    server = root.server
+    return Config(
+        state=root.state,
+        pools={read.pool.name: read.pool for read in pools},
+        pool_of_model={model: read.pool.name for read in pools for model in read.pool.models},
+        default_pool=root.default_pool,
+        keys=keys,
+        server=ServerSettings(
+            max_body_bytes=server.max_body, lease_ttl_ms=server.lease_ttl, drain_ms=server.drain
+        ),
+        warnings=tuple(findings.warnings),
+    )

@@ -1,0 +1,68 @@
+"""
+The configuration as the rest of the package sees it: whole, validated and frozen.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from envoy_tokenpools.core.pool import Pool
+from envoy_tokenpools.errors import Fault
+
+# Every store that a `state` URL can name: scheme -> the form of its URLs.
+STATE_URLS: Final = {"memory": "memory://"}
+
+
+def credential_digest(text: str) -> bytes:
+    """The SHA-256 of a credential (32 bytes): all that is kept of it."""
+    # surrogatepass: any text a client can send has a digest
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class EntitlementRef:
+    """Names one entitlement of one pool."""
+
+    pool: str
+    entitlement: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """
+    Limits of the server itself.
+
+    Attributes:
+        max_body_bytes: largest request body that is read; above it the answer is 413.
+        lease_ttl_ms: after this time without a sign of life a lease counts as lost.
+        drain_ms: how long a stopping server waits for requests in flight.
+    """
+
+    max_body_bytes: int = 8 * 1_024**2
+    lease_ttl_ms: int = 60_000
+    drain_ms: int = 30_000
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """
+    One valid configuration. A reload replaces it whole.
+
+    Attributes:
+        state: URL of the shared state. It may hold a password, so it is not in the repr.
+        pools: by name.
+        pool_of_model: model name -> pool name.
+        default_pool: serves models that no pool names; None refuses them.
+        keys: digest of a credential -> the entitlements it identifies, at most one per pool.
+        server: limits of the server.
+        warnings: what is allowed but probably not meant.
+    """
+
+    state: str = field(repr=False)
+    pools: Mapping[str, Pool]
+    pool_of_model: Mapping[str, str]
+    default_pool: str | None
+    keys: Mapping[bytes, tuple[EntitlementRef, ...]] = field(repr=False)
+    server: ServerSettings = ServerSettings()
+    warnings: tuple[Fault, ...] = ()

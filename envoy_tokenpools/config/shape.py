@@ -1,0 +1,248 @@
+"""
+The shape of the YAML document: fields, types, ranges, defaults, and what one mapping must agree on.
+
+Pools, entitlements and keys are validated one by one, so that a fault in one hides none in
+another; hence the `list[object]` fields. Rules between fields are field validators that look at
+the fields before them (`info.data` has only valid ones), so that they too are told at once.
+"""
+
+import re
+from fractions import Fraction
+from typing import Annotated, Final, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+)
+
+from envoy_tokenpools.config.quantity import (
+    MAX_QUANTITY,
+    DurationRange,
+    QuantityRange,
+    format_bytes,
+)
+from envoy_tokenpools.core.pool import EntitlementState, Mode, OutputEstimate, ServiceClass
+
+# Names are metric labels and parts of store keys.
+_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_LONGEST_MODEL: Final = 256
+_BYTES: Final = QuantityRange(1, in_bytes=True)
+
+
+def _name(value: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise ValueError(
+            "must be 1 to 63 letters, digits, '.', '_' or '-', with a letter or digit at both ends"
+        )
+    return value
+
+
+def _model_name(value: str) -> str:
+    if not 0 < len(value) <= _LONGEST_MODEL or not value.isprintable() or value != value.strip():
+        raise ValueError(f"must be 1 to {_LONGEST_MODEL} printable characters, no blanks around")
+    return value
+
+
+Name = Annotated[str, AfterValidator(_name)]
+ModelName = Annotated[str, AfterValidator(_model_name)]
+Count = Annotated[int, BeforeValidator(QuantityRange(1))]
+CountOrNone = Annotated[int, BeforeValidator(QuantityRange(0))]
+Bytes = Annotated[int, BeforeValidator(_BYTES)]
+Vocabulary = Literal["cl100k_base", "o200k_base"]
+
+
+class _Fields(BaseModel):
+    model_config = ConfigDict(
+        strict=True, extra="forbid", frozen=True, hide_input_in_errors=True, allow_inf_nan=False
+    )
+
+
+class ResourcesFields(_Fields):
+    """All three resources: a capacity or a baseline."""
+
+    tokens_per_second: Count
+    kv_cache: Bytes
+    concurrency: Count
+
+
+class LimitsFields(_Fields):
+    """Ceilings; one that is absent leaves the resource to the pool."""
+
+    tokens_per_second: Count | None = None
+    kv_cache: Bytes | None = None
+    concurrency: Count | None = None
+
+
+class ModelShapeFields(_Fields):
+    """What the KV cache of a token is computed from; 4-bit values have 0.5 bytes."""
+
+    layers: Count
+    kv_heads: Count
+    head_dim: Count
+    bytes_per_value: Annotated[float, Field(gt=0, le=16)]
+
+    @field_validator("bytes_per_value")
+    @classmethod
+    def _must_be_whole(cls, value: float, info: ValidationInfo) -> float:
+        if {"layers", "kv_heads", "head_dim"} <= info.data.keys():
+            size = _kv_bytes(
+                info.data["layers"], info.data["kv_heads"], info.data["head_dim"], value
+            )
+            if size.denominator != 1 or size > MAX_QUANTITY:
+                raise ValueError(f"must come to whole bytes per token, at most {MAX_QUANTITY}")
+        return value
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of KV cache that one token occupies."""
+        return int(_kv_bytes(self.layers, self.kv_heads, self.head_dim, self.bytes_per_value))
+
+
+def _kv_bytes(layers: int, kv_heads: int, head_dim: int, bytes_per_value: float) -> Fraction:
+    """A key and a value of every layer and KV head (paper section 3.1)."""
+    return 2 * layers * kv_heads * head_dim * Fraction(bytes_per_value)
+
+
+class GainsFields(_Fields):
+    """Constants of the weight."""
+
+    slo: Annotated[float, Field(ge=0, le=1_000)] = 2.0
+    burst: Annotated[float, Field(ge=0, le=1_000)] = 1.0
+    debt: Annotated[float, Field(ge=0, le=1_000)] = 4.0
+    gamma: Annotated[float, Field(ge=0, lt=1)] = 0.7
+
+
+class KeyFields(_Fields):
+    """One credential; exactly one of the three is given."""
+
+    sha256: str | None = Field(default=None, repr=False)
+    env: str | None = Field(default=None, repr=False)
+    plain: str | None = Field(default=None, repr=False)
+
+
+class PromiseFields(_Fields):
+    """What an entitlement is promised."""
+
+    # strict takes enum members only, and a document holds their values
+    service_class: Annotated[ServiceClass, Field(alias="class", strict=False)]
+    state: Annotated[EntitlementState, Field(strict=False)] = EntitlementState.BOUND
+    baseline: ResourcesFields | None = Field(default=None, validate_default=True)
+
+    @field_validator("baseline")
+    @classmethod
+    def _must_suit_class(
+        cls, value: ResourcesFields | None, info: ValidationInfo
+    ) -> ResourcesFields | None:
+        service_class = info.data.get("service_class")
+        if service_class is not None and service_class.has_baseline != (value is not None):
+            has = "is required for" if service_class.has_baseline else "is not for"
+            raise ValueError(f"{has} class {service_class.value}")
+        return value
+
+
+class EntitlementFields(PromiseFields):
+    """One entitlement."""
+
+    name: Name
+    slo_target: Annotated[int, BeforeValidator(DurationRange(1, 3_600_000))] | None = None
+    limits: LimitsFields = LimitsFields()
+    lend: bool | None = None
+    keys: list[object] = Field(default=[], repr=False)
+
+    @field_validator("limits")
+    @classmethod
+    def _must_reach_baseline(cls, value: LimitsFields, info: ValidationInfo) -> LimitsFields:
+        baseline = info.data.get("baseline")
+        if baseline is not None:
+            below = [
+                name
+                for name, limit in value
+                if limit is not None and limit < getattr(baseline, name)
+            ]
+            if below:
+                raise ValueError(f"must not be below the baseline: {', '.join(below)}")
+        return value
+
+    @field_validator("lend")
+    @classmethod
+    def _must_be_guaranteed(cls, value: object, info: ValidationInfo) -> object:
+        service_class = info.data.get("service_class", ServiceClass.GUARANTEED)
+        if value is not None and service_class is not ServiceClass.GUARANTEED:
+            raise ValueError("is for class guaranteed only")
+        return value
+
+
+class CapacityFields(_Fields):
+    """What all replicas of a pool hold."""
+
+    capacity: ResourcesFields
+    replicas: Annotated[int, BeforeValidator(QuantityRange(1, 100_000))] = 1
+
+    @field_validator("replicas")
+    @classmethod
+    def _must_stay_countable(cls, value: int, info: ValidationInfo) -> int:
+        capacity = info.data.get("capacity")
+        if capacity is not None and value * max(amount for _, amount in capacity) > MAX_QUANTITY:
+            raise ValueError(f"must keep every capacity at or below {MAX_QUANTITY}")
+        return value
+
+
+class PoolFields(CapacityFields):
+    """One pool."""
+
+    name: Name
+    models: Annotated[list[ModelName], Field(min_length=1)]
+    model_shape: ModelShapeFields | None = None
+    kv_bytes_per_token: int = Field(default=None, validate_default=True)
+    tokenizer: Vocabulary = "o200k_base"
+    default_max_tokens: Count = 256
+    image_tokens: CountOrNone = 1_024
+    audio_tokens: CountOrNone = 1_024
+    output_estimate: Annotated[OutputEstimate, Field(strict=False)] = OutputEstimate.P95
+    mode: Annotated[Mode, Field(strict=False)] = Mode.ENFORCE
+    window: Annotated[int, BeforeValidator(DurationRange(1_000, 3_600_000))] = 10_000
+    tick: Annotated[int, BeforeValidator(DurationRange(1_000, 30_000))] = 5_000
+    headroom: Annotated[float, Field(ge=0, le=1)] = 0.0
+    ramp_per_second: Annotated[float, Field(gt=0, le=1)] = 0.25
+    gains: GainsFields = GainsFields()
+    entitlements: Annotated[list[object], Field(min_length=1)] = Field(repr=False)
+
+    @field_validator("kv_bytes_per_token", mode="before")
+    @classmethod
+    def _stated_or_computed(cls, value: object, info: ValidationInfo) -> int:
+        stated = None if value is None else _BYTES(value)
+        if "model_shape" not in info.data:  # it has faults, so any size will do
+            return stated or 1
+        shape = info.data["model_shape"]
+        if (stated is None) == (shape is None):
+            raise ValueError("exactly one of kv_bytes_per_token and model_shape is required")
+        size: int = stated or shape.kv_bytes_per_token
+        if {"capacity", "replicas"} <= info.data.keys():
+            held = info.data["capacity"].kv_cache * info.data["replicas"]
+            if held < size:
+                raise ValueError(f"{format_bytes(size)} is more than the pool's whole kv_cache")
+        return size
+
+
+class ServerFields(_Fields):
+    """Limits of the server itself."""
+
+    max_body: Annotated[int, BeforeValidator(QuantityRange(1_024, 1_024**3, in_bytes=True))] = (
+        8 * 1_024**2
+    )
+    lease_ttl: Annotated[int, BeforeValidator(DurationRange(5_000, 3_600_000))] = 60_000
+    drain: Annotated[int, BeforeValidator(DurationRange(0, 3_600_000))] = 30_000
+
+
+class RootFields(_Fields):
+    """The whole document."""
+
+    state: str = Field(default="memory://", repr=False)
+    default_pool: Name | None = None
+    server: ServerFields = ServerFields()
+    pools: Annotated[list[object], Field(min_length=1)] = Field(repr=False)

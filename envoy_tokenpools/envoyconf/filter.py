@@ -1,0 +1,80 @@
+"""
+The ext_proc filter: which messages of a request the server gets, and how long Envoy waits for it.
+"""
+
+from datetime import timedelta
+
+from envoy_data_plane.envoy.config.core.v3 import GrpcService, GrpcServiceEnvoyGrpc
+from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
+    ExternalProcessor,
+    HeaderForwardingRules,
+    ProcessingMode,
+    ProcessingModeBodySendMode,
+    ProcessingModeHeaderSendMode,
+)
+from envoy_data_plane.envoy.type.matcher.v3 import ListStringMatcher, StringMatcher
+from envoy_data_plane.envoy.type.v3 import HttpStatus, StatusCode
+
+from envoy_tokenpools.envoyconf.options import EnvoyOptions, Profile
+
+FILTER_NAME = "envoy.filters.http.ext_proc"
+EXT_PROC_CLUSTER = "tokenpools_ext_proc"
+
+FORWARDED_HEADERS = (
+    ":method",
+    ":path",
+    ":status",
+    "accept-encoding",
+    "api-key",
+    "authorization",
+    "content-encoding",
+    "content-length",
+    "content-type",
+    "upgrade",
+    "x-api-key",
+    "x-request-id",
+    "x-stainless-retry-count",
+)
+"""
+Headers of requests and responses that the server reads. All others stay in Envoy: each one costs
+the server time, and cookies and tokens that it does not need are none of its business.
+"""
+
+
+def external_processor(options: EnvoyOptions) -> ExternalProcessor:
+    """The filter's configuration for the chosen profile."""
+    return ExternalProcessor(
+        grpc_service=GrpcService(envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=EXT_PROC_CLUSTER)),
+        processing_mode=_PROCESSING_MODES[options.profile],
+        # Traffic that nobody meters must not pass; the default status would be a bare 500.
+        failure_mode_allow=False,
+        status_on_error=HttpStatus(code=StatusCode.ServiceUnavailable),
+        # 200 ms by default: too short for a long prompt.
+        message_timeout=timedelta(milliseconds=options.message_timeout_ms),
+        # 0 by default, which ignores `override_message_timeout`: a waiting request would fail.
+        max_message_timeout=timedelta(milliseconds=options.max_message_timeout_ms),
+        # Without it Envoy ignores `mode_override` silently, and uploads would be buffered.
+        allow_mode_override=True,
+        forward_rules=_forward_rules(options.forwarded_headers),
+    )
+
+
+def _forward_rules(extra: tuple[str, ...]) -> HeaderForwardingRules:
+    """Rules that forward the headers needed, and those the operator names."""
+    names = sorted({*FORWARDED_HEADERS, *(name.lower() for name in extra)})
+    return HeaderForwardingRules(
+        allowed_headers=ListStringMatcher(patterns=[StringMatcher(exact=name) for name in names])
+    )
+
+
+_PROCESSING_MODES = {
+    Profile.PORTABLE: ProcessingMode(
+        request_header_mode=ProcessingModeHeaderSendMode.SEND,
+        # STREAMED would send bytes to the backend before there is a verdict.
+        request_body_mode=ProcessingModeBodySendMode.BUFFERED,
+        request_trailer_mode=ProcessingModeHeaderSendMode.SKIP,
+        response_header_mode=ProcessingModeHeaderSendMode.SEND,
+        response_body_mode=ProcessingModeBodySendMode.STREAMED,
+        response_trailer_mode=ProcessingModeHeaderSendMode.SKIP,
+    ),
+}

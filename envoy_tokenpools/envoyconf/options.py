@@ -1,0 +1,210 @@
+"""
+What an operator may choose about the Envoy in front of a backend. Validated, frozen, no Envoy types.
+"""
+
+import enum
+import ipaddress
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import SplitResult, urlsplit
+
+from envoy_tokenpools.errors import ConfigError, Fault
+
+DEFAULT_MAX_BODY_BYTES = 8 * 1024 * 1024
+"""Largest request body that is read for its cost; images as data URLs make megabytes usual."""
+
+MESSAGE_TIMEOUT_LIMIT_MS = 3_600_000
+"""Envoy refuses an ext_proc `message_timeout` above one hour."""
+
+_CA_FILES = (
+    "/etc/ssl/certs/ca-certificates.crt",  # Debian, Ubuntu, Alpine, Envoy's own images
+    "/etc/pki/tls/certs/ca-bundle.crt",  # Fedora, RHEL
+    "/etc/ssl/cert.pem",  # macOS, BSD
+)
+
+
+class Profile(enum.Enum):
+    """Which messages Envoy sends to the filter (design section 8)."""
+
+    PORTABLE = "portable"
+
+
+def system_ca_file() -> str:
+    """The bundle of trusted authorities of this machine, else where Envoy's own images have it."""
+    default = ssl.get_default_verify_paths().cafile
+    candidates = (default, *_CA_FILES) if default else _CA_FILES
+    return next((path for path in candidates if Path(path).is_file()), _CA_FILES[0])
+
+
+def is_ip_literal(host: str) -> bool:
+    """Whether `host` is an address and not a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """
+    Where requests go: an origin, never a path below one.
+
+    Attributes:
+        host: name or address, without brackets.
+        port: TCP port.
+        tls: whether the backend speaks TLS.
+    """
+
+    host: str
+    port: int
+    tls: bool
+
+    @property
+    def authority(self) -> str:
+        """The `host` header that names this backend, without the scheme's default port."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
+
+    @classmethod
+    def from_url(cls, url: str) -> "Backend":
+        """
+        Read `http://host:port` or `https://host:port`.
+
+        Raises:
+            ConfigError: the URL has no host, another scheme, or anything beside an origin.
+        """
+        faults = [Fault("backend_url", message) for message in _url_faults(url)]
+        if faults:
+            raise ConfigError(faults)
+        parts = urlsplit(url)
+        tls = parts.scheme == "https"
+        return cls(parts.hostname or "", parts.port or (443 if tls else 80), tls)
+
+
+def _url_faults(url: str) -> Iterator[str]:
+    """What keeps `url` from being the origin of a backend."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        yield f"{url!r} is not a URL: {error}"
+        return
+    if parts.scheme not in ("http", "https"):
+        yield f"{url!r} must start with http:// or https://"
+        return
+    if not parts.hostname:
+        yield f"{url!r} names no host"
+    if port == 0:
+        yield f"{url!r} has port 0"
+    yield from _origin_faults(parts)
+
+
+def _origin_faults(parts: SplitResult) -> Iterator[str]:
+    """What a URL has beyond its origin."""
+    if parts.path not in ("", "/"):
+        yield (
+            f"the base path {parts.path!r} is not supported: requests keep the path that the client"
+            " sent; give scheme, host and port only"
+        )
+    if parts.query or parts.fragment:
+        yield "a query or fragment has no meaning here"
+    if parts.username is not None:
+        yield "credentials do not belong in the URL: clients send their own"
+
+
+@dataclass(frozen=True, slots=True)
+class EnvoyOptions:
+    """
+    Everything that the generated configuration depends on.
+
+    Attributes:
+        backend_url: `http://host:port` or `https://host:port`, without a path.
+        listen_host: address that clients connect to.
+        listen_port: its port; 0 lets the system choose (then `admin_host` must be set).
+        ext_proc_host: name or address of the filter's gRPC server.
+        ext_proc_port: its port.
+        ext_proc_unix_path: its socket file instead; host and port are then ignored.
+        admin_host: address of Envoy's admin interface, or None for no admin. It has no
+            authentication and can stop Envoy: keep it on loopback.
+        admin_port: its port; 0 lets the system choose.
+        profile: which messages the filter gets.
+        max_body_bytes: larger request bodies are refused with 413 unless the filter lets them
+            pass unread.
+        message_timeout_ms: how long Envoy waits for the filter's answer to one message.
+        max_message_timeout_ms: how far the filter may extend that while a request waits.
+        max_streams: requests in flight that the circuit breakers allow, per cluster.
+        stream_idle_timeout_ms: how long a stream may be silent, both ways, before it is ended.
+        drain_timeout_ms: time between Envoy's first and its final GOAWAY when it drains.
+        forwarded_headers: request headers that the filter gets beside those it always needs,
+            such as one that a trusted proxy sets for identity.
+        backend_ca_file: authorities that an https backend's certificate is checked against.
+        access_log: one JSON line per request on standard output, without query strings.
+
+    Raises:
+        ConfigError: on construction; names every fault.
+    """
+
+    backend_url: str
+    listen_host: str = "0.0.0.0"
+    listen_port: int = 8080
+    ext_proc_host: str = "127.0.0.1"
+    ext_proc_port: int = 50051
+    ext_proc_unix_path: str | None = None
+    admin_host: str | None = "127.0.0.1"
+    admin_port: int = 9901
+    profile: Profile = Profile.PORTABLE
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+    message_timeout_ms: int = 5_000
+    max_message_timeout_ms: int = 600_000
+    max_streams: int = 100_000
+    stream_idle_timeout_ms: int = 3_600_000
+    drain_timeout_ms: int = 5_000
+    forwarded_headers: tuple[str, ...] = ()
+    backend_ca_file: str = field(default_factory=system_ca_file)
+    access_log: bool = False
+
+    def __post_init__(self) -> None:
+        faults = [Fault("backend_url", message) for message in _url_faults(self.backend_url)]
+        faults += [
+            Fault(name, f"{value} is not between {low} and {high}")
+            for name, value, low, high in self._bounds()
+            if not low <= value <= high
+        ]
+        if self.listen_port == 0 and self.admin_host is None:
+            faults.append(Fault("listen_port", "port 0 needs the admin interface to be found"))
+        if self.max_message_timeout_ms < self.message_timeout_ms:
+            faults.append(Fault("max_message_timeout_ms", "is below message_timeout_ms"))
+        if faults:
+            raise ConfigError(faults)
+
+    def _bounds(self) -> tuple[tuple[str, int, int, int], ...]:
+        """Name, value and inclusive bounds of each number."""
+        # Envoy keeps buffer limits in 32 bits and doubles them here and there.
+        largest_body = 1 << 30
+        return (
+            ("listen_port", self.listen_port, 0, 65_535),
+            ("ext_proc_port", self.ext_proc_port, 1, 65_535),
+            ("admin_port", self.admin_port, 0, 65_535),
+            ("max_body_bytes", self.max_body_bytes, 1_024, largest_body),
+            ("message_timeout_ms", self.message_timeout_ms, 1, MESSAGE_TIMEOUT_LIMIT_MS),
+            ("max_message_timeout_ms", self.max_message_timeout_ms, 1, MESSAGE_TIMEOUT_LIMIT_MS),
+            ("max_streams", self.max_streams, 1, 1_000_000),
+            ("stream_idle_timeout_ms", self.stream_idle_timeout_ms, 1, 7 * 86_400_000),
+            ("drain_timeout_ms", self.drain_timeout_ms, 0, 3_600_000),
+        )
+
+    @property
+    def backend(self) -> Backend:
+        """The backend that `backend_url` names."""
+        return Backend.from_url(self.backend_url)
+
+    @property
+    def buffer_limit_bytes(self) -> int:
+        """
+        What one connection may buffer: a body of `max_body_bytes` and room above it, so that the
+        filter, and not Envoy, answers a body that is a little too large.
+        """
+        return self.max_body_bytes + max(64 * 1024, self.max_body_bytes // 8)

@@ -1,0 +1,62 @@
+"""
+What an ended request is charged: the backend's report, else what was seen, else what was reserved.
+"""
+
+from dataclasses import dataclass
+
+from envoy_tokenpools.gate.order import Outcome
+from envoy_tokenpools.openai.usage import UsageSource
+
+CHARS_PER_TOKEN = 4
+"""For generated text beyond what a meter holds: English averages about four characters per token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """Tokens to charge, and where each number comes from."""
+
+    prompt_tokens: int
+    prompt_source: UsageSource
+    completion_tokens: int
+    completion_source: UsageSource
+
+    @property
+    def tokens(self) -> int:
+        """All that is taken from the buckets."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+def needs_count(outcome: Outcome) -> bool:
+    """Whether the generated text has to be tokenized: only where the backend reported no completion."""
+    metered = outcome.metered
+    if metered is None or not metered.texts:
+        return False
+    return metered.usage is None or metered.usage.completion_tokens is None
+
+
+def charge(outcome: Outcome, counted_tokens: int) -> Charge:
+    """
+    The charge for `outcome`; `counted_tokens` is the tokenizer's count of its generated texts, if `needs_count`.
+
+    - Reported usage is taken as it is.
+    - A backend that refused (status 400 and above) delivered nothing: nothing is charged that it did not report.
+    - Otherwise the prompt is charged as estimated and the output as counted; where the output could not be read, as
+      reserved.
+    """
+    cost = outcome.admitted.lease.cost
+    metered = outcome.metered
+    usage = metered.usage if metered is not None else None
+    refused = outcome.status is not None and outcome.status >= 400
+    prompt, prompt_source = (0 if refused else cost.prompt_tokens), UsageSource.ESTIMATED
+    if usage is not None and usage.prompt_tokens is not None:
+        prompt, prompt_source = usage.prompt_tokens, UsageSource.REPORTED
+    if usage is not None and usage.completion_tokens is not None:
+        return Charge(prompt, prompt_source, usage.completion_tokens, UsageSource.REPORTED)
+    if refused or outcome.status is None:
+        return Charge(prompt, prompt_source, 0, UsageSource.COUNTED)
+    if metered is None or (metered.unread and not metered.texts):
+        return Charge(prompt, prompt_source, cost.output_tokens, UsageSource.ESTIMATED)
+    if outcome.admitted.order.facts.echo:
+        counted_tokens = max(0, counted_tokens - outcome.admitted.raw_prompt_tokens)
+    beyond = metered.overflow_chars // CHARS_PER_TOKEN
+    return Charge(prompt, prompt_source, counted_tokens + beyond, UsageSource.COUNTED)

@@ -1,0 +1,270 @@
+"""
+The gate: admits or sheds a request, settles it when it ends, and ticks the pools in between.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from envoy_tokenpools.clock import Clock
+from envoy_tokenpools.config import Config
+from envoy_tokenpools.core.admission import Claim, Refusal
+from envoy_tokenpools.core.cost import Need, estimate
+from envoy_tokenpools.core.pool import Mode
+from envoy_tokenpools.core.tick import is_served
+from envoy_tokenpools.errors import StoreError
+from envoy_tokenpools.gate import answering
+from envoy_tokenpools.gate.charge import Charge, charge, needs_count
+from envoy_tokenpools.gate.directory import Directory
+from envoy_tokenpools.gate.housekeeping import Housekeeper
+from envoy_tokenpools.gate.live import LivePool, learning_key
+from envoy_tokenpools.gate.order import Admitted, Order, Outcome, Refused, Verdict
+from envoy_tokenpools.gate.reports import pool_report
+from envoy_tokenpools.observer import Decided, Ending, Observer, PoolReport, Settled
+from envoy_tokenpools.observer import Outcome as Decision
+from envoy_tokenpools.openai.answers import Answer
+from envoy_tokenpools.openai.usage import UsageSource
+from envoy_tokenpools.store.base import Reply, Store
+
+log = logging.getLogger(__name__)
+
+
+class Counter(Protocol):
+    """Counts tokens; `envoy_tokenpools.tokenizer.TokenCounter` is one."""
+
+    def count_now(self, vocabulary: str, texts: Sequence[str]) -> int | None:
+        """The count, or None if that would hold up the event loop."""
+        ...
+
+    async def count(self, vocabulary: str, texts: Sequence[str]) -> int:
+        """The count, elsewhere if it takes long."""
+        ...
+
+
+class Gate:
+    """
+    Admission, settlement and reports for all pools of one configuration.
+
+    Every lease taken here is settled here, once, by `settle`; should a caller be cancelled while its claim is on the
+    way, the claim is undone.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        store: Store,
+        counter: Counter,
+        clock: Clock,
+        observer: Observer,
+        new_lease_id: Callable[[], str],
+        jitter: Callable[[], float],
+    ) -> None:
+        """
+        Build the gate; `house.start` puts the first terms in force.
+
+        Args:
+            config: what to serve.
+            store: the books.
+            counter: the tokenizer.
+            clock: pool time.
+            observer: is told what happens.
+            new_lease_id: yields ids that no other replica yields.
+            jitter: yields numbers within [0, 1), evenly spread.
+        """
+        self._config = config
+        self._store = store
+        self._counter = counter
+        self._clock = clock
+        self._observer = observer
+        self._new_lease_id = new_lease_id
+        self._jitter = jitter
+        self._undoing: set[asyncio.Task[None]] = set()
+        self.directory = Directory(config)
+        self.house = Housekeeper(config, store=store, clock=clock, observer=observer)
+
+    @property
+    def config(self) -> Config:
+        """The configuration in force."""
+        return self._config
+
+    @property
+    def observer(self) -> Observer:
+        """Who is told what happens."""
+        return self._observer
+
+    async def reload(self, config: Config) -> None:
+        """Put a new configuration in force; leases and what was learned stay."""
+        await self.house.reload(config)
+        self._config = config
+        self.directory = Directory(config)
+
+    # ------------------------------------------------------------------ admit
+
+    async def admit(self, order: Order) -> Verdict:
+        """
+        Decide on a request (admission rules 3 to 5).
+
+        Raises:
+            RequestError: 400, the request can never fit.
+        """
+        started_us = self._clock.now_us()
+        pool, entitlement, facts = order.pool, order.entitlement, order.facts
+        if not is_served(entitlement):
+            reason = f"entitlement_{entitlement.state.value.lower()}"
+            return self._refuse(order, answering.not_served(pool, entitlement), reason, started_us)
+        live = self.house.pool(pool)
+        raw_prompt = self._counter.count_now(pool.tokenizer, facts.texts)
+        if raw_prompt is None:
+            raw_prompt = await self._counter.count(pool.tokenizer, facts.texts)
+        raw_prompt += facts.token_ids + facts.overhead_tokens
+        prompt = live.prompt_ratio(learning_key(pool, facts.model)).apply(raw_prompt)
+        prompt += facts.images * pool.image_tokens + facts.audio_clips * pool.audio_tokens
+        learned = live.output_history(entitlement.name, learning_key(pool, facts.model)).p95
+        need = Need(prompt, facts.sequences, facts.max_output_tokens, facts.decodes)
+        cost = estimate(pool, entitlement, need, learned)
+        claim = Claim(
+            lease_id=self._new_lease_id(),
+            terms=live.tick.terms[entitlement.name],
+            cost=cost,
+            usable=live.ramp.usable(self._clock.now_ms()),
+            window_ms=pool.window_ms,
+            ttl_ms=self._config.server.lease_ttl_ms,
+            fingerprint=order.fingerprint,
+            is_retry=order.is_retry,
+            enforce=order.enforce and pool.mode is Mode.ENFORCE,
+        )
+        try:
+            reply = await self._reserve(pool.name, claim)
+        except StoreError as error:
+            self._observer.store_failed("reserve")
+            log.warning("store failed", extra={"operation": "reserve", "error": str(error)})
+            answer = answering.store_away(pool)
+            return self._refuse(order, answer, "store_unavailable", started_us)
+        outcome = reply.outcome
+        if isinstance(outcome, Refusal):
+            answer = answering.shed(outcome, reply.balance, pool, entitlement, self._jitter())
+            return self._refuse(order, answer, outcome.reason.value, started_us, prompt)
+        self.house.hold(pool.name, outcome.lease_id)
+        self._observer.decided(
+            Decided(
+                outcome=Decision.ADMITTED,
+                reason="" if outcome.shadowed is None else outcome.shadowed.reason.value,
+                pool=pool.name,
+                entitlement=entitlement.name,
+                service_class=entitlement.service_class,
+                estimated_prompt_tokens=prompt,
+                reserved_tokens=cost.tokens,
+                decision_us=self._clock.now_us() - started_us,
+            )
+        )
+        return Admitted(order, outcome, reply.balance, raw_prompt)
+
+    async def _reserve(self, pool: str, claim: Claim) -> Reply:
+        """Reserve; a claim whose caller is cancelled meanwhile is undone, whether it was taken or not."""
+        try:
+            return await self._store.reserve(pool, claim)
+        except asyncio.CancelledError:
+            task = asyncio.create_task(self._undo(pool, claim.lease_id))
+            self._undoing.add(task)
+            task.add_done_callback(self._undoing.discard)
+            raise
+
+    async def _undo(self, pool: str, lease_id: str) -> None:
+        try:
+            await self._store.settle(pool, lease_id, 0)
+        except StoreError:
+            self._observer.store_failed("settle")
+
+    def _refuse(
+        self, order: Order, answer: Answer, reason: str, started_us: int, prompt: int = 0
+    ) -> Refused:
+        self._observer.decided(
+            Decided(
+                outcome=Decision.SHED if answer.status == 429 else Decision.REJECTED,
+                reason=reason,
+                pool=order.pool.name,
+                entitlement=order.entitlement.name,
+                service_class=order.entitlement.service_class,
+                estimated_prompt_tokens=prompt,
+                decision_us=self._clock.now_us() - started_us,
+            )
+        )
+        return Refused(answer)
+
+    # ------------------------------------------------------------------ settle
+
+    async def settle(self, outcome: Outcome) -> None:
+        """
+        End an admitted request: charge it, give its lease back, and learn from it.
+
+        A store failure is counted; the lease then returns by its expiry.
+        """
+        admitted, order = outcome.admitted, outcome.admitted.order
+        counted = 0
+        if outcome.metered is not None and needs_count(outcome):
+            counted = await self._counter.count(order.pool.tokenizer, outcome.metered.texts)
+        amount = charge(outcome, counted)
+        self.house.release(order.pool.name, admitted.lease.lease_id)
+        held_ms = 0
+        try:
+            settlement = await self._store.settle(
+                order.pool.name, admitted.lease.lease_id, amount.tokens
+            )
+            held_ms = settlement.held_ms if settlement is not None else 0
+        except StoreError as error:
+            self._observer.store_failed("settle")
+            log.warning("store failed", extra={"operation": "settle", "error": str(error)})
+        self._learn(outcome, amount)
+        self._observer.settled(
+            Settled(
+                pool=order.pool.name,
+                entitlement=order.entitlement.name,
+                service_class=order.entitlement.service_class,
+                ending=outcome.ending,
+                prompt_tokens=amount.prompt_tokens,
+                prompt_source=amount.prompt_source,
+                completion_tokens=amount.completion_tokens,
+                completion_source=amount.completion_source,
+                estimated_prompt_tokens=admitted.lease.cost.prompt_tokens,
+                held_ms=held_ms,
+            )
+        )
+
+    def _learn(self, outcome: Outcome, amount: Charge) -> None:
+        """Only whole answers teach: a stream that was cut says nothing about how long they are."""
+        order = outcome.admitted.order
+        if outcome.ending is not Ending.COMPLETED:
+            return
+        live: LivePool = self.house.pool(order.pool)
+        key = learning_key(order.pool, order.facts.model)
+        if order.facts.decodes:
+            per_sequence = -(-amount.completion_tokens // max(1, order.facts.sequences))
+            live.output_history(order.entitlement.name, key).add(per_sequence)
+        pure_text = not (order.facts.images or order.facts.audio_clips)
+        if amount.prompt_source is UsageSource.REPORTED and pure_text:
+            live.prompt_ratio(key).learn(
+                reported=amount.prompt_tokens, estimated=outcome.admitted.raw_prompt_tokens
+            )
+
+    # ------------------------------------------------------------------ report
+
+    async def refresh(self) -> None:
+        """Read the books for the next `report`."""
+        await self.house.refresh()
+
+    def report(self) -> Sequence[PoolReport]:
+        """All pools as last read."""
+        now_ms = self._clock.now_ms()
+        return [pool_report(live, live.ramp.usable(now_ms)) for live in self.house.pools()]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether terms are in force and the store answered last time."""
+        return self.house.is_ready
+
+    async def close(self) -> None:
+        """Wait for claims that are being undone."""
+        if self._undoing:
+            await asyncio.gather(*self._undoing, return_exceptions=True)

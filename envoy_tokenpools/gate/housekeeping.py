@@ -1,0 +1,186 @@
+"""
+What goes on between requests: ticks, renewal of leases, the sweep of lost ones, and the change of configuration.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from envoy_tokenpools.clock import Clock
+from envoy_tokenpools.config import Config
+from envoy_tokenpools.core.admission import Lease
+from envoy_tokenpools.core.pool import Pool
+from envoy_tokenpools.core.ramp import Ramp
+from envoy_tokenpools.core.tick import first_tick, next_tick
+from envoy_tokenpools.errors import StoreError
+from envoy_tokenpools.gate.live import LivePool
+from envoy_tokenpools.observer import Ending, Observer, Settled
+from envoy_tokenpools.openai.usage import UsageSource
+from envoy_tokenpools.store.base import Store
+
+log = logging.getLogger(__name__)
+
+ROUND_SECONDS = 0.25
+"""How often the house is looked after: the shortest tick is 1 s, and a ramp moves every second."""
+
+RENEWALS_PER_TTL = 3
+"""A lease is renewed this often within its time to live, so that two lost renewals do not end it."""
+
+
+class Housekeeper:
+    """Owns the live pools and the leases that this replica holds."""
+
+    def __init__(self, config: Config, *, store: Store, clock: Clock, observer: Observer) -> None:
+        self._config = config
+        self._store = store
+        self._clock = clock
+        self._observer = observer
+        self._held: dict[str, dict[str, None]] = {}
+        self._live: dict[str, LivePool] = {}
+        self._renew_due_ms = 0
+        self._store_answers = False
+        now_ms = clock.now_ms()
+        for pool in config.pools.values():
+            self._live[pool.name] = self._new_pool(pool, now_ms)
+
+    def pool(self, pool: Pool) -> LivePool:
+        """The live state of `pool`; of its last state if a reload has removed it meanwhile."""
+        return self._live[pool.name]
+
+    def pools(self) -> Iterable[LivePool]:
+        """The pools of the configuration in force."""
+        return [self._live[name] for name in self._config.pools]
+
+    def hold(self, pool: str, lease_id: str) -> None:
+        """Keep a lease alive until it is released."""
+        self._held.setdefault(pool, {})[lease_id] = None
+
+    def release(self, pool: str, lease_id: str) -> None:
+        """Stop keeping a lease alive."""
+        self._held.get(pool, {}).pop(lease_id, None)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the store answered the last time it was asked."""
+        return self._store_answers
+
+    async def start(self) -> None:
+        """Put the first terms in force."""
+        await self._publish_all()
+
+    async def run(self) -> None:
+        """Look after the house until cancelled."""
+        while True:
+            await self.round()
+            await asyncio.sleep(ROUND_SECONDS)
+
+    async def round(self) -> None:
+        """Do whatever is due: sweep, renew, tick. A store failure is counted, and tried again next round."""
+        try:
+            for live in self.pools():
+                for lease in await self._store.sweep(live.pool.name):
+                    self._expired(live, lease)
+                if self._clock.now_ms() >= live.tick_due_ms:
+                    await self._tick(live)
+            if self._clock.now_ms() >= self._renew_due_ms:
+                await self._renew()
+            self._store_answers = True
+        except StoreError as error:
+            self._store_answers = False
+            self._observer.store_failed("housekeeping")
+            log.warning("store failed", extra={"operation": "housekeeping", "error": str(error)})
+
+    async def reload(self, config: Config) -> None:
+        """
+        Take over a new configuration: capacity that was lost counts at once, restored capacity ramps up.
+
+        Debts, bursts and what was learned stay with pools and entitlements of the same name.
+        """
+        now_ms = self._clock.now_ms()
+        for pool in config.pools.values():
+            live = self._live.get(pool.name)
+            if live is None:
+                self._live[pool.name] = self._new_pool(pool, now_ms)
+                continue
+            if pool.capacity != live.pool.capacity:
+                live.ramp = live.ramp.toward(
+                    pool.capacity, now_ms=now_ms, per_second=pool.ramp_per_second
+                )
+            live.pool = pool
+            live.tick = first_tick(pool, live.ramp.usable(now_ms), live.tick.standings)
+        self._config = config
+        await self._publish_all()
+
+    async def refresh(self) -> None:
+        """Read all books for a report; on a store failure the last reading stays."""
+        try:
+            for live in self.pools():
+                live.view = await self._store.snapshot(live.pool.name)
+        except StoreError as error:
+            self._observer.store_failed("snapshot")
+            log.warning("store failed", extra={"operation": "snapshot", "error": str(error)})
+
+    # ------------------------------------------------------------------
+
+    def _new_pool(self, pool: Pool, now_ms: int) -> LivePool:
+        return LivePool(
+            pool=pool,
+            ramp=Ramp.steady(pool.capacity, per_second=pool.ramp_per_second),
+            tick=first_tick(pool, pool.capacity),
+            tick_due_ms=now_ms + pool.tick_ms,
+        )
+
+    async def _publish_all(self) -> None:
+        try:
+            for live in self.pools():
+                await self._store.publish(live.pool.name, live.tick, live.pool.window_ms)
+            self._store_answers = True
+        except StoreError as error:
+            self._store_answers = False
+            self._observer.store_failed("publish")
+            log.warning("store failed", extra={"operation": "publish", "error": str(error)})
+
+    async def _tick(self, live: LivePool) -> None:
+        reading = await self._store.close_tick(live.pool.name)
+        now_ms = self._clock.now_ms()
+        live.tick_due_ms = now_ms + live.pool.tick_ms
+        if reading is None:
+            return
+        live.tick = next_tick(
+            live.pool,
+            live.tick,
+            live.ramp.usable(now_ms),
+            reading.meters,
+            max(1, reading.elapsed_ms),
+        )
+        await self._store.publish(live.pool.name, live.tick, live.pool.window_ms)
+
+    async def _renew(self) -> None:
+        ttl_ms = self._config.server.lease_ttl_ms
+        self._renew_due_ms = self._clock.now_ms() + ttl_ms // RENEWALS_PER_TTL
+        for pool, lease_ids in self._held.items():
+            if lease_ids:
+                await self._store.renew(pool, list(lease_ids), ttl_ms)
+
+    def _expired(self, live: LivePool, lease: Lease) -> None:
+        """A lease was lost with its owner: what it reserved stays charged."""
+        entitlement = live.pool.entitlements.get(lease.entitlement)
+        log.warning(
+            "lease expired", extra={"pool": live.pool.name, "entitlement": lease.entitlement}
+        )
+        if entitlement is None:
+            return
+        self._observer.settled(
+            Settled(
+                pool=live.pool.name,
+                entitlement=lease.entitlement,
+                service_class=entitlement.service_class,
+                ending=Ending.EXPIRED,
+                prompt_tokens=lease.cost.prompt_tokens,
+                prompt_source=UsageSource.ESTIMATED,
+                completion_tokens=lease.cost.output_tokens,
+                completion_source=UsageSource.ESTIMATED,
+                estimated_prompt_tokens=lease.cost.prompt_tokens,
+                held_ms=max(0, lease.expires_at_ms - lease.admitted_at_ms),
+            )
+        )

@@ -1,0 +1,54 @@
+"""
+A pool as this replica knows it between two ticks.
+"""
+
+from dataclasses import dataclass, field
+
+from envoy_tokenpools.core.cost import OutputHistory, PromptRatio
+from envoy_tokenpools.core.ledger import InUse, LedgerView
+from envoy_tokenpools.core.pool import Pool
+from envoy_tokenpools.core.ramp import Ramp
+from envoy_tokenpools.core.tick import Tick
+
+
+@dataclass(slots=True)
+class LivePool:
+    """
+    Configuration, terms in force, and what was learned.
+
+    Attributes:
+        pool: as configured.
+        ramp: what of its capacity is usable when.
+        tick: the latest tick.
+        tick_due_ms: when the next one is.
+        outputs: what was generated, per entitlement and model.
+        ratios: reported over estimated prompt tokens, per model.
+        view: the books as last read, for reports.
+    """
+
+    pool: Pool
+    ramp: Ramp
+    tick: Tick
+    tick_due_ms: int
+    outputs: dict[tuple[str, str], OutputHistory] = field(default_factory=dict)
+    ratios: dict[str, PromptRatio] = field(default_factory=dict)
+    view: LedgerView = field(default_factory=lambda: LedgerView(InUse(), {}))
+
+    def output_history(self, entitlement: str, model: str) -> OutputHistory:
+        """Outputs of `entitlement` with `model`."""
+        history = self.outputs.get((entitlement, model))
+        if history is None:
+            history = self.outputs[entitlement, model] = OutputHistory()
+        return history
+
+    def prompt_ratio(self, model: str) -> PromptRatio:
+        """The learned ratio of `model`."""
+        ratio = self.ratios.get(model)
+        if ratio is None:
+            ratio = self.ratios[model] = PromptRatio()
+        return ratio
+
+
+def learning_key(pool: Pool, model: str | None) -> str:
+    """The configured model that a request's name stands for, so that clients cannot add names to what is learned."""
+    return model if model in pool.models else pool.models[0]

@@ -1,0 +1,206 @@
+"""
+What a request asks the backend to read: texts, token ids, pictures and clips, pulled out of its body.
+
+Everything that a chat template may render is a text; encoded media never are. Parts of unknown kinds
+add the `text` they carry and nothing else, and never raise: the backend judges them, we only count.
+"""
+
+from collections.abc import Callable, Mapping
+from itertools import chain
+
+import msgspec
+
+from envoy_tokenpools.errors import RequestError
+from envoy_tokenpools.openai.codes import ErrorCode, malformed
+
+TOKENS_PER_MESSAGE = 4
+"""Three that frame a ChatML message and one for its role (OpenAI cookbook, counting chat tokens)."""
+
+TOKENS_PRIMING_REPLY = 3
+"""Every ChatML reply is primed with `<|start|>assistant<|message|>` (the same source)."""
+
+MAX_PROMPTS = 2_048
+"""Prompts in one completion request; OpenAI's own bound on arrays of inputs."""
+
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+
+_encode = msgspec.json.encode
+
+
+class Prompt:
+    """
+    Gathers what one body gives the backend to read.
+
+    Attributes:
+        texts: to be tokenized, each by itself; never empty strings.
+        token_ids: prompt tokens that came as ids.
+        overhead_tokens: framing that a chat template adds around messages.
+        images: pictures and videos.
+        audio_clips: audio clips and files.
+        prompts: prompts or inputs that the backend handles independently.
+    """
+
+    __slots__ = ("audio_clips", "images", "overhead_tokens", "prompts", "texts", "token_ids")
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.token_ids = 0
+        self.overhead_tokens = 0
+        self.images = 0
+        self.audio_clips = 0
+        self.prompts = 1
+
+    def add_messages(self, messages: object, param: str) -> None:
+        """
+        Chat messages or Responses items.
+
+        Raises:
+            RequestError: 400, unless `messages` is a list, not empty, of objects.
+        """
+        if type(messages) is not list:
+            text = f"'{param}' must be an array of objects."
+            raise malformed(ErrorCode.INVALID_TYPE, text, param)
+        if not messages:
+            raise malformed(ErrorCode.EMPTY_ARRAY, f"'{param}' must not be empty.", param)
+        self.overhead_tokens += TOKENS_PER_MESSAGE * len(messages)
+        for index, message in enumerate(messages):
+            if type(message) is not dict:
+                path = f"{param}[{index}]"
+                raise malformed(ErrorCode.INVALID_TYPE, f"'{path}' must be an object.", path)
+            self._add_object(message)
+
+    def add_inputs(self, inputs: object, param: str, max_inputs: int | None) -> None:
+        """
+        The prompts of a completion or the inputs of an embedding: a text, token ids, or an array of either.
+
+        Raises:
+            RequestError: 400, for any other shape and for more than `max_inputs` of them.
+        """
+        if type(inputs) is str:
+            self.add_content(inputs)
+            return
+        if type(inputs) is not list:
+            raise _not_inputs(param)
+        if not inputs:
+            raise malformed(ErrorCode.EMPTY_ARRAY, f"'{param}' must not be empty.", param)
+        kinds = set(map(type, inputs))
+        if kinds == {int}:
+            self.token_ids += len(inputs)
+            return
+        if max_inputs is not None and len(inputs) > max_inputs:
+            text = f"'{param}' must not hold more than {max_inputs} prompts."
+            raise malformed(ErrorCode.ARRAY_TOO_LONG, text, param)
+        self.prompts = len(inputs)
+        if kinds == {list}:
+            if not set(map(type, chain.from_iterable(inputs))) <= {int}:
+                raise _not_inputs(param)
+            self.token_ids += sum(map(len, inputs))
+        elif kinds in ({str}, {dict}):
+            self.add_content(inputs)
+        else:
+            raise _not_inputs(param)
+
+    def add_content(self, content: object) -> None:
+        """A text, or parts of a message; anything else adds nothing."""
+        if type(content) is str:
+            if content:
+                self.texts.append(content)
+        elif type(content) is list:
+            for part in content:
+                if type(part) is dict:
+                    self._add_part(part)
+                elif type(part) is str and part:
+                    self.texts.append(part)
+        elif type(content) is dict:
+            self._add_part(content)
+
+    def add_json(self, value: object) -> None:
+        """Schemas and arguments, which templates render as JSON; a string is taken as it stands."""
+        if type(value) is str:
+            self.add_content(value)
+        elif value:
+            self.texts.append(_encode(value).decode())
+
+    def add_image(self, image: object) -> None:
+        """A picture or video, whatever it holds: it counts a flat amount, unless it is null."""
+        self.images += image is not None
+
+    def add_clip(self, clip: object) -> None:
+        """An audio clip or file, likewise."""
+        self.audio_clips += clip is not None
+
+    def add_role(self, role: object) -> None:
+        """A usual role is one token, counted as overhead; an invented one could hide a prompt."""
+        if type(role) is str and role not in _ROLES:
+            self.add_content(role)
+
+    def add_calls(self, calls: object) -> None:
+        """Tool calls of a message, or the one function inside of such a call."""
+        if type(calls) is dict:
+            self._add_object(calls)
+        elif type(calls) is list:
+            for call in calls:
+                if type(call) is dict:
+                    self._add_object(call)
+
+    def _add_part(self, part: dict[str, object]) -> None:
+        kind = part.get("type")
+        reader = _MEDIA.get(kind) if type(kind) is str else None
+        if reader is None:
+            self._add_object(part)
+        else:
+            reader(self, part)
+
+    def _add_object(self, value: dict[str, object]) -> None:
+        for name, inner in value.items():
+            reader = _READERS.get(name)
+            if reader is not None:
+                reader(self, inner)
+
+
+_Reader = Callable[[Prompt, object], None]
+
+_MEDIA: Mapping[str, _Reader] = {
+    "image": Prompt.add_image,
+    "image_embeds": Prompt.add_image,
+    "image_url": Prompt.add_image,
+    "input_image": Prompt.add_image,
+    "computer_screenshot": Prompt.add_image,
+    "video": Prompt.add_image,
+    "video_url": Prompt.add_image,
+    "input_video": Prompt.add_image,
+    "audio": Prompt.add_clip,
+    "audio_embeds": Prompt.add_clip,
+    "audio_url": Prompt.add_clip,
+    "input_audio": Prompt.add_clip,
+    "file": Prompt.add_clip,
+    "input_file": Prompt.add_clip,
+}
+"""Types of parts that are counted and never read; also the fields that hold them in parts without a type."""
+
+_READERS: Mapping[str, _Reader] = {
+    **_MEDIA,
+    "role": Prompt.add_role,
+    "name": Prompt.add_content,
+    "content": Prompt.add_content,
+    "text": Prompt.add_content,
+    "refusal": Prompt.add_content,
+    "reasoning": Prompt.add_content,
+    "reasoning_content": Prompt.add_content,
+    "thinking": Prompt.add_content,
+    "summary": Prompt.add_content,
+    "output": Prompt.add_content,
+    "arguments": Prompt.add_json,
+    "input": Prompt.add_json,
+    "tools": Prompt.add_json,
+    "tool_calls": Prompt.add_calls,
+    "function_call": Prompt.add_calls,
+    "function": Prompt.add_calls,
+    "custom": Prompt.add_calls,
+}
+"""Fields of messages, items, parts and tool calls that a chat template may render, each with how it is read."""
+
+
+def _not_inputs(param: str) -> RequestError:
+    text = f"'{param}' must be a string, an array of strings, or token ids."
+    return malformed(ErrorCode.INVALID_TYPE, text, param)

@@ -1,0 +1,60 @@
+"""
+The embedded store: the ledgers of one process, exact by construction, forgotten at its end.
+"""
+
+from collections.abc import Sequence
+
+from envoy_tokenpools.clock import Clock
+from envoy_tokenpools.core.admission import Claim, Lease, Settlement
+from envoy_tokenpools.core.ledger import Ledger, LedgerView
+from envoy_tokenpools.core.tick import Tick
+from envoy_tokenpools.store.base import Reply, TickReading
+
+
+class MemoryStore:
+    """
+    Keeps each pool's `Ledger`. No call awaits anything, so each is atomic on its event loop; not for use by threads.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ledgers: dict[str, Ledger] = {}
+
+    async def reserve(self, pool: str, claim: Claim) -> Reply:
+        """See `Store.reserve`."""
+        ledger = self._ledger(pool)
+        outcome = ledger.reserve(claim, self._clock.now_ms())
+        return Reply(outcome, ledger.balance(claim.terms.entitlement))
+
+    async def settle(self, pool: str, lease_id: str, tokens: int) -> Settlement | None:
+        """See `Store.settle`."""
+        return self._ledger(pool).settle(lease_id, tokens, self._clock.now_ms())
+
+    async def renew(self, pool: str, lease_ids: Sequence[str], ttl_ms: int) -> None:
+        """See `Store.renew`."""
+        self._ledger(pool).renew(lease_ids, self._clock.now_ms() + ttl_ms)
+
+    async def sweep(self, pool: str) -> tuple[Lease, ...]:
+        """See `Store.sweep`."""
+        return self._ledger(pool).sweep(self._clock.now_ms())
+
+    async def close_tick(self, pool: str) -> TickReading | None:
+        """See `Store.close_tick`; the only process always gets the reading."""
+        return TickReading(*self._ledger(pool).close_tick(self._clock.now_ms()))
+
+    async def publish(self, pool: str, tick: Tick, window_ms: int) -> None:
+        """See `Store.publish`."""
+        self._ledger(pool).publish(tick.terms, tick.usable, window_ms, self._clock.now_ms())
+
+    async def snapshot(self, pool: str) -> LedgerView:
+        """See `Store.snapshot`."""
+        return self._ledger(pool).view()
+
+    async def close(self) -> None:
+        """Nothing to give back."""
+
+    def _ledger(self, pool: str) -> Ledger:
+        ledger = self._ledgers.get(pool)
+        if ledger is None:
+            ledger = self._ledgers[pool] = Ledger.opened_at(self._clock.now_ms())
+        return ledger
