@@ -22,7 +22,7 @@ from envoy_tokenpools.extproc.service import SERVICE, ExtProcService
 from envoy_tokenpools.gate.gate import Gate
 from envoy_tokenpools.metrics import PrometheusObserver
 from envoy_tokenpools.store.factory import open_store
-from envoy_tokenpools.tokenizer import TokenCounter, load_vocabularies
+from envoy_tokenpools.tokenizer import VOCABULARY_NAMES, TokenCounter, load_vocabularies
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,8 @@ class FilterServer:
         """
         self._listen = listen
         clock = clock or SystemClock()
-        self._counter = TokenCounter(load_vocabularies())
+        # All of them: a reload may name another one.
+        self._counter = TokenCounter(load_vocabularies(VOCABULARY_NAMES))
         self._store = open_store(config.state, clock)
         self._metrics = PrometheusObserver()
         owner = secrets.token_hex(6)

@@ -77,6 +77,7 @@ class Ledger:
     _withheld_kv_bytes: int = 0
     _hold_ms: float = DEFAULT_HOLD_MS
     _tick_at_ms: int = 0
+    _usable_concurrency: int = 0
 
     @classmethod
     def opened_at(cls, now_ms: int) -> "Ledger":
@@ -192,7 +193,7 @@ class Ledger:
             account = self._open(entitlement_terms, window_ms, now_ms)
             if account.terms is not entitlement_terms:
                 self._apply(account, entitlement_terms, window_ms, now_ms)
-        self._set_pool_rate(usable, window_ms, now_ms)
+        self._set_usable(usable, window_ms, now_ms)
 
     def balance(self, entitlement: str) -> Balance:
         """What an entitlement has left, as of its last claim."""
@@ -202,7 +203,10 @@ class Ledger:
             bucket = account.share if account.share.rate else self.tokens
         limit = account.terms.limits.concurrency
         if limit is None:
-            limit = max(account.terms.share.concurrency, account.concurrency)
+            withheld = self._withheld_concurrency - account.withheld_concurrency
+            limit = account.concurrency + max(
+                0, self._usable_concurrency - self.concurrency - withheld
+            )
         free = max(0, limit - account.concurrency)
         return Balance(
             limit_tokens=bucket.depth_milli // 1_000,
@@ -233,14 +237,18 @@ class Ledger:
         if limits.concurrency is not None:
             free = limits.concurrency - account.concurrency
             if cost.concurrency > free:
-                wait_ms = self._release_wait_ms(account.in_flight)
+                wait_ms = self._release_wait_ms(
+                    account.in_flight, account.meters.pending_concurrency
+                )
                 return _refuse(
                     Reason.CONCURRENCY_LIMIT, Resource.CONCURRENCY, cost.concurrency, free, wait_ms
                 )
         if limits.kv_bytes is not None:
             free = limits.kv_bytes - account.kv_bytes
             if cost.kv_bytes > free:
-                wait_ms = self._release_wait_ms(account.in_flight)
+                wait_ms = self._release_wait_ms(
+                    account.in_flight, account.meters.pending_concurrency
+                )
                 return _refuse(
                     Reason.KV_CACHE_LIMIT, Resource.KV_CACHE, cost.kv_bytes, free, wait_ms
                 )
@@ -257,7 +265,7 @@ class Ledger:
         free_sequences = usable.concurrency - self.concurrency - withheld
         withheld = self._withheld_kv_bytes - account.withheld_kv_bytes
         free_kv_bytes = usable.kv_bytes - self.kv_bytes - withheld
-        wait_ms = self._release_wait_ms(len(self._leases))
+        wait_ms = self._release_wait_ms(len(self._leases), account.meters.pending_concurrency)
         refusal = None
         if cost.concurrency > free_sequences:
             refusal = _refuse(
@@ -286,9 +294,13 @@ class Ledger:
             self._refusals.add(terms.entitlement, terms.weight, inside_share=within_share)
         return refusal
 
-    def _release_wait_ms(self, in_flight: int) -> int:
-        """Expected time until one of `in_flight` leases ends, as they end evenly spread."""
-        return max(1, round(self._hold_ms / max(1, in_flight)))
+    def _release_wait_ms(self, in_flight: int, ahead: int = 0) -> int:
+        """
+        Expected time until a lease ends for whoever has `ahead` others before it.
+
+        Leases end evenly spread, one every average holding time over `in_flight`.
+        """
+        return max(1, round(self._hold_ms / max(1, in_flight) * max(1, ahead)))
 
     # ------------------------------------------------------------------ booking
 
@@ -310,7 +322,7 @@ class Ledger:
         account = self._open(claim.terms, claim.window_ms, now_ms)
         if account.terms is not claim.terms:
             self._apply(account, claim.terms, claim.window_ms, now_ms)
-        self._set_pool_rate(claim.usable, claim.window_ms, now_ms)
+        self._set_usable(claim.usable, claim.window_ms, now_ms)
         account.drain(now_ms)
         return account
 
@@ -346,8 +358,9 @@ class Ledger:
         account.withheld_concurrency = concurrency
         account.withheld_kv_bytes = kv_bytes
 
-    def _set_pool_rate(self, usable: Resources, window_ms: int, now_ms: int) -> None:
+    def _set_usable(self, usable: Resources, window_ms: int, now_ms: int) -> None:
         """What is withheld of the token rate is never in the bucket that everybody shares."""
+        self._usable_concurrency = usable.concurrency
         rate = max(0, usable.tokens_per_second - self._withheld_tokens_per_second)
         self.tokens.set_rate(rate, window_ms, now_ms)
 

@@ -32,7 +32,11 @@ class Ramp:
         return cls(capacity, capacity, 0, per_second)
 
     def toward(self, target: Resources, *, now_ms: int, per_second: float) -> "Ramp":
-        """The ramp from what is usable at `now_ms` to a new capacity."""
+        """
+        The ramp from what is usable at `now_ms` to a new capacity; to be told the same one again starts nothing over.
+        """
+        if target == self.target:
+            return self
         return Ramp(self.usable(now_ms), target, now_ms, per_second)
 
     def usable(self, now_ms: int) -> Resources:

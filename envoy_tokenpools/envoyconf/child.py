@@ -4,7 +4,6 @@ A real Envoy as a child process: started, watched until it serves, drained and s
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import shutil
@@ -17,8 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import aiohttp
-
+from envoy_tokenpools.envoyconf.admin_client import AdminClient, AdminUnavailableError
 from envoy_tokenpools.envoyconf.bootstrap import build_bootstrap
 from envoy_tokenpools.envoyconf.listener import LISTENER_NAME
 from envoy_tokenpools.envoyconf.locate import find_envoy
@@ -32,10 +30,9 @@ _KEPT_LINES = 40
 """Lines of Envoy's log that an error message quotes."""
 
 _LINE_LIMIT_BYTES = 1 << 20
-"""Longest log line that is read as one; longer ones are cut."""
+"""Longest log line that is passed on; longer ones are dropped."""
 
 _POLL_S = 0.02
-_ADMIN_TIMEOUT_S = 1.0
 _KILL_AFTER_S = 3.0
 """How long Envoy may take to end after SIGTERM, which makes it end at once."""
 
@@ -86,8 +83,9 @@ class EnvoyChild:
         self._process: asyncio.subprocess.Process | None = None
         self._relay: asyncio.Task[None] | None = None
         self._folder: Path | None = None
+        self._admin_address_file: Path | None = None
+        self._admin: AdminClient | None = None
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
-        self._admin_url: str | None = None
         self._listen_port = options.listen_port
 
     async def __aenter__(self) -> Self:
@@ -115,7 +113,11 @@ class EnvoyChild:
     @property
     def admin_url(self) -> str | None:
         """Base URL of the admin interface, or None if there is none."""
-        return self._admin_url
+        return self._admin.url if self._admin is not None else None
+
+    def log_tail(self) -> str:
+        """The last lines of Envoy's log."""
+        return "\n".join(self._lines)
 
     async def start(self) -> None:
         """
@@ -138,27 +140,25 @@ class EnvoyChild:
         """Return the exit status when the process ends; -N where signal N ended it."""
         return await self._started().wait()
 
-    def log_tail(self) -> str:
-        """The last lines of Envoy's log."""
-        return "\n".join(self._lines)
-
     async def stop(self, *, drain_ms: int = 0) -> None:
         """
-        Stop Envoy: no new connections, `drain_ms` for the requests in flight, then SIGTERM, and
-        SIGKILL if that is not obeyed. Leaves no process and no file. May be called again.
+        Stop Envoy and leave no process and no file; may be called again.
+
+        With `drain_ms` no new connections are accepted and requests in flight have so long to
+        finish (this needs the admin interface). Then SIGTERM, and SIGKILL if that is not obeyed.
         """
-        process = self._process
         try:
-            if process is not None and process.returncode is None:
-                if drain_ms > 0 and self._admin_url is not None:
-                    await self._drain(drain_ms / 1_000)
-                await _terminate(process)
-            if self._relay is not None:
-                await self._relay
+            if drain_ms > 0 and self._admin is not None:
+                await _drain(self._admin, drain_ms / 1_000)
         finally:
-            if self._folder is not None:
-                shutil.rmtree(self._folder, ignore_errors=True)
-                self._folder = None
+            try:
+                if self._process is not None:
+                    await _terminate(self._process)
+                if self._relay is not None:
+                    await self._relay
+            finally:
+                if self._folder is not None:
+                    shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _spawn(self, binary: Path) -> None:
         """Write the bootstrap where only this user can read it and start the process."""
@@ -171,28 +171,32 @@ class EnvoyChild:
         if self._concurrency is not None:
             arguments += ["--concurrency", str(self._concurrency)]
         if self._options.admin_host is not None:
+            self._admin_address_file = self._folder / "admin_address"
             arguments += ["--admin-address-path", str(self._admin_address_file)]
+        launch = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(binary)]
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(binary), *arguments,
+            *launch,
+            *arguments,
             stdin=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             limit=_LINE_LIMIT_BYTES,
-        )  # fmt: skip
-        self._relay = asyncio.create_task(self._relay_log(self._process))
+        )
+        stderr = self._process.stderr
+        if stderr is not None:
+            self._relay = asyncio.create_task(self._relay_log(stderr, self._process.pid))
 
-    async def _relay_log(self, process: asyncio.subprocess.Process) -> None:
+    async def _relay_log(self, stderr: asyncio.StreamReader, pid: int) -> None:
         """Pass Envoy's log lines on and keep the last ones, until it ends."""
-        assert process.stderr is not None
         while True:
             try:
-                line = await process.stderr.readline()
+                line = await stderr.readline()
             except ValueError:
                 continue
             if not line:
                 return
             text = line.decode("utf-8", "replace").rstrip()
             self._lines.append(text)
-            _LOG.info("%s", text, extra={"envoy_pid": process.pid})
+            _LOG.info("%s", text, extra={"envoy_pid": pid})
 
     async def _wait_until_serving(self) -> None:
         """Poll until Envoy is live and its port known; EnvoyError if it ends or is too slow."""
@@ -208,44 +212,25 @@ class EnvoyChild:
 
     async def _is_serving(self) -> bool:
         """Whether Envoy accepts requests; fills in the addresses that the system chose."""
-        if self._options.admin_host is None:
+        if self._admin_address_file is None:
             return await _accepts(self._options.listen_host, self._options.listen_port)
         address = _read_text(self._admin_address_file)
         if not address:
             return False
-        self._admin_url = f"http://{address}"
+        admin = AdminClient(f"http://{address}")
         try:
-            await self._admin("GET", "/ready")
-            listeners = await self._admin("GET", "/listeners?format=json")
-        except (aiohttp.ClientError, TimeoutError):
+            await admin.require_ready()
+            port = await admin.listen_port(LISTENER_NAME)
+        except AdminUnavailableError:
             return False
-        port = _listen_port(listeners)
         if port is None:
             return False
-        self._listen_port = port
+        self._admin, self._listen_port = admin, port
         return True
-
-    async def _drain(self, deadline_s: float) -> None:
-        """Close the listener and wait until no request is in flight, at most `deadline_s`."""
-        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-            async with asyncio.timeout(deadline_s):
-                await self._admin("POST", "/drain_listeners")
-                while _gauge(await self._admin("GET", _ACTIVE_REQUESTS)) > 0:
-                    await asyncio.sleep(_POLL_S)
-
-    async def _admin(self, method: str, path: str) -> str:
-        """Body of one admin answer; `aiohttp.ClientError` unless it is a success."""
-        timeout = aiohttp.ClientTimeout(total=_ADMIN_TIMEOUT_S)
-        async with (
-            aiohttp.ClientSession(timeout=timeout, raise_for_status=True) as session,
-            session.request(method, f"{self._admin_url}{path}") as answer,
-        ):
-            return await answer.text()
 
     async def _failure(self, what: str) -> EnvoyError:
         """What to raise, with the log: complete if the process has ended."""
-        process = self._started()
-        if process.returncode is not None and self._relay is not None:
+        if self._started().returncode is not None and self._relay is not None:
             await self._relay
         return EnvoyError(f"Envoy {what}. The end of its log:\n{self.log_tail()}")
 
@@ -254,24 +239,29 @@ class EnvoyChild:
             raise RuntimeError("EnvoyChild.start was not called")
         return self._process
 
-    @property
-    def _admin_address_file(self) -> Path:
-        assert self._folder is not None
-        return self._folder / "admin_address"
 
-
-_ACTIVE_REQUESTS = f"/stats?format=json&filter=^http\\.{LISTENER_NAME}\\.downstream_rq_active$"
+async def _drain(admin: AdminClient, deadline_s: float) -> None:
+    """Close the listener and wait until no request is in flight, at most `deadline_s`."""
+    with contextlib.suppress(AdminUnavailableError, TimeoutError):
+        async with asyncio.timeout(deadline_s):
+            await admin.close_listeners()
+            while True:
+                if await admin.requests_in_flight(LISTENER_NAME) == 0:
+                    return
+                await asyncio.sleep(_POLL_S)
 
 
 async def _terminate(process: asyncio.subprocess.Process) -> None:
     """SIGTERM, then SIGKILL; returns when the process is gone."""
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM)
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(_KILL_AFTER_S):
                 await process.wait()
         except TimeoutError:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
     await process.wait()
 
 
@@ -310,16 +300,3 @@ def _read_text(path: Path) -> str:
         return path.read_text("utf-8").strip()
     except FileNotFoundError:
         return ""
-
-
-def _listen_port(listeners: str) -> int | None:
-    """The port of our listener in the admin's list, if it is there."""
-    for status in json.loads(listeners).get("listener_statuses", ()):
-        if status["name"] == LISTENER_NAME:
-            return int(status["local_address"]["socket_address"]["port_value"])
-    return None
-
-
-def _gauge(stats: str) -> int:
-    """The value of the one gauge that was asked for; 0 if Envoy does not have it."""
-    return next((int(stat["value"]) for stat in json.loads(stats)["stats"] if "value" in stat), 0)

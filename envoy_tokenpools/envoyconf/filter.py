@@ -7,6 +7,8 @@ from datetime import timedelta
 from envoy_data_plane.envoy.config.core.v3 import GrpcService, GrpcServiceEnvoyGrpc
 from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
     ExternalProcessor,
+    ExtProcOverrides,
+    ExtProcPerRoute,
     HeaderForwardingRules,
     ProcessingMode,
     ProcessingModeBodySendMode,
@@ -56,6 +58,32 @@ def external_processor(options: EnvoyOptions) -> ExternalProcessor:
         # Without it Envoy ignores `mode_override` silently, and uploads would be buffered.
         allow_mode_override=True,
         forward_rules=_forward_rules(options.forwarded_headers),
+        # Else STREAMED takes the length off every response; the server never changes one's body
+        # without taking the length off itself.
+        allow_content_length_header=options.keep_content_length,
+    )
+
+
+def unbuffered(options: EnvoyOptions) -> ExtProcPerRoute:
+    """
+    The filter's settings for a route whose request bodies the server does not read.
+
+    The server may answer a request-headers message with `mode_override` NONE on any route, but
+    until that answer is there Envoy buffers, and refuses with 413 what outgrows the buffer in the
+    meantime. A large upload is safe only where NONE is the mode from the start.
+    """
+    mode = _PROCESSING_MODES[options.profile]
+    return ExtProcPerRoute(
+        overrides=ExtProcOverrides(
+            processing_mode=ProcessingMode(
+                request_header_mode=mode.request_header_mode,
+                request_body_mode=ProcessingModeBodySendMode.NONE,
+                request_trailer_mode=mode.request_trailer_mode,
+                response_header_mode=mode.response_header_mode,
+                response_body_mode=mode.response_body_mode,
+                response_trailer_mode=mode.response_trailer_mode,
+            )
+        )
     )
 
 

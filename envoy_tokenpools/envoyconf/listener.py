@@ -36,11 +36,12 @@ from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v
 from envoy_data_plane.envoy.extensions.http.early_header_mutation.header_mutation.v3 import (
     HeaderMutation,
 )
-from envoy_data_plane.envoy.type.matcher.v3 import StringMatcher
+from envoy_data_plane.envoy.type.matcher.v3 import RegexMatcher, StringMatcher
 from envoy_data_plane.google.protobuf import Any, Struct
 
 from envoy_tokenpools.envoyconf.cluster import BACKEND_CLUSTER
-from envoy_tokenpools.envoyconf.filter import FILTER_NAME, external_processor
+from envoy_tokenpools.envoyconf.filter import FILTER_NAME, external_processor, unbuffered
+from envoy_tokenpools.envoyconf.local_reply import local_replies
 from envoy_tokenpools.envoyconf.options import EnvoyOptions
 
 LISTENER_NAME = "tokenpools"
@@ -57,6 +58,15 @@ STRIPPED_PREFIXES = (
     "x-envoy-",  # retries and timeouts: a client could make one metered request many
 )
 """Request headers that a client may not set, removed before any filter runs."""
+
+UNBUFFERED_PATHS = (
+    "/v1/(files|uploads|audio/(transcriptions|translations)|images/(edits|variations)|realtime)"
+    "(/.*)?"
+)
+"""
+Uploads that may be larger than `max_body_bytes`, and websockets, which never end: nothing of their
+bodies is buffered. Whether they are metered is still the filter's decision, from their headers.
+"""
 
 _ACCESS_LOG_FIELDS = {
     "time": "%START_TIME%",
@@ -159,6 +169,7 @@ def _connection_manager(options: EnvoyOptions) -> HttpConnectionManager:
     manager.use_remote_address = True
     manager.generate_request_id = True
     manager.preserve_external_request_id = True
+    manager.local_reply_config = local_replies()
     manager.drain_timeout = timedelta(milliseconds=options.drain_timeout_ms)
     if options.access_log:
         manager.access_log = [_access_log()]
@@ -166,7 +177,7 @@ def _connection_manager(options: EnvoyOptions) -> HttpConnectionManager:
 
 
 def _routes(options: EnvoyOptions) -> RouteConfiguration:
-    """One route for everything: no timeout (15 s by default) and no retries."""
+    """One destination for everything: no timeout (15 s by default) and no retries."""
     backend = options.backend
     action = RouteAction(cluster=BACKEND_CLUSTER, timeout=timedelta(0))
     if backend.tls:
@@ -179,7 +190,14 @@ def _routes(options: EnvoyOptions) -> RouteConfiguration:
             VirtualHost(
                 name=BACKEND_CLUSTER,
                 domains=["*"],
-                routes=[Route(match=RouteMatch(prefix="/"), route=action)],
+                routes=[
+                    Route(
+                        match=RouteMatch(safe_regex=RegexMatcher(regex=UNBUFFERED_PATHS)),
+                        route=action,
+                        typed_per_filter_config={FILTER_NAME: Any.pack(unbuffered(options))},
+                    ),
+                    Route(match=RouteMatch(prefix="/"), route=action),
+                ],
             )
         ],
     )

@@ -141,6 +141,7 @@ class EnvoyOptions:
         forwarded_headers: request headers that the filter gets beside those it always needs,
             such as one that a trusted proxy sets for identity.
         backend_ca_file: authorities that an https backend's certificate is checked against.
+        keep_content_length: leave the length of responses on them; needs Envoy 1.38 or later.
         access_log: one JSON line per request on standard output, without query strings.
 
     Raises:
@@ -164,6 +165,7 @@ class EnvoyOptions:
     drain_timeout_ms: int = 5_000
     forwarded_headers: tuple[str, ...] = ()
     backend_ca_file: str = field(default_factory=system_ca_file)
+    keep_content_length: bool = True
     access_log: bool = False
 
     def __post_init__(self) -> None:
@@ -172,6 +174,11 @@ class EnvoyOptions:
             Fault(name, f"{value} is not between {low} and {high}")
             for name, value, low, high in self._bounds()
             if not low <= value <= high
+        ]
+        faults += [
+            Fault(name, f"{host!r} is not an IP address: Envoy binds to addresses only")
+            for name, host in (("listen_host", self.listen_host), ("admin_host", self.admin_host))
+            if host is not None and not is_ip_literal(host)
         ]
         if self.listen_port == 0 and self.admin_host is None:
             faults.append(Fault("listen_port", "port 0 needs the admin interface to be found"))
@@ -204,7 +211,9 @@ class EnvoyOptions:
     @property
     def buffer_limit_bytes(self) -> int:
         """
-        What one connection may buffer: a body of `max_body_bytes` and room above it, so that the
-        filter, and not Envoy, answers a body that is a little too large.
+        What one connection may buffer, and so the largest message that the filter gets.
+
+        There is room above `max_body_bytes`, so that the filter, and not Envoy, answers a body
+        that is a little too large.
         """
         return self.max_body_bytes + max(64 * 1024, self.max_body_bytes // 8)

@@ -14,7 +14,8 @@ attributes on the first message of a direction, bodies buffered or streamed, tra
 
 Rules:
 
-1. A message gets exactly one reply of its own kind, in its turn; none in observability mode.
+1. A message gets exactly one reply of its own kind, in its turn; none in observability mode. The reply is the last of
+   its actions: sending may be cancelled, and what must happen must have happened by then.
 2. `Settle` is emitted once for each `admitted`, whatever comes or does not come after it.
 3. Nothing is admitted before the whole body was read; an exchange that ends before that held nothing.
 """
@@ -168,7 +169,7 @@ class Exchange:
             entitlement=order.entitlement.name if order is not None else "",
             service_class=order.entitlement.service_class if order is not None else None,
         )
-        return (*self.refused(error_answer(error)), Tell(event))
+        return (Tell(event), *self.refused(error_answer(error)))
 
     def finish(self, *, shutting_down: bool = False) -> Actions:
         """
@@ -197,7 +198,7 @@ class Exchange:
         elif message.request_trailers is not None:
             actions = self._request_trailers()
         elif message.response_trailers is not None:
-            actions = (*_RESPONSE_TRAILERS, *self._response_ended())
+            actions = (*self._response_ended(), *_RESPONSE_TRAILERS)
         return actions
 
     def _request_headers(self, message: HttpHeaders, now_us: int) -> Actions:
@@ -252,7 +253,7 @@ class Exchange:
 
     def _pass(self, reply: Actions) -> Actions:
         self._phase = Phase.PASSING
-        return (*reply, _UNMETERED)
+        return (_UNMETERED, *reply)
 
     def _too_large(self) -> RequestError:
         return RequestError(
@@ -300,7 +301,7 @@ class Exchange:
         limits = rate_limits(self._admitted.balance, order.pool)
         reply = Reply(replies.response_headers_with(rate_limit_headers(limits)))
         if message.end_of_stream:
-            return (reply, *self._response_ended())
+            return (*self._response_ended(), reply)
         return (reply,)
 
     def _begin_response(self, status: bytes, content_type: bytes, encoding: bytes) -> None:
@@ -319,9 +320,9 @@ class Exchange:
             meter.feed(message.body)
             if not self._first_token_seen and meter.first_output:
                 self._first_token_seen = True
-                actions = (*actions, self._first_token(self._admitted, now_us))
+                actions = (self._first_token(self._admitted, now_us), *actions)
         if message.end_of_stream:
-            return (*actions, *self._response_ended())
+            return (*self._response_ended(), *actions)
         return actions
 
     def _begin_without_headers(self, whole: ProcessingRequest, admitted: Admitted) -> None:

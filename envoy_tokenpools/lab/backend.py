@@ -41,7 +41,14 @@ _BUSY = Refusal(
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request as it reached the backend, for tests of what stands in front of it."""
+    """
+    A request as it reached the backend, for tests of what stands in front of it.
+
+    Attributes:
+        path: without the query.
+        headers: in their order, names in lower case, repeated ones apart.
+        body: as sent.
+    """
 
     path: str
     headers: tuple[tuple[str, str], ...]
@@ -175,7 +182,8 @@ class SimulatedBackend:
     async def _answer(self, request: web.Request, api: Api) -> web.StreamResponse:
         self._requests += 1
         raw = await request.read()
-        self.arrivals.append(Arrival(request.path, tuple(request.headers.items()), raw))
+        headers = tuple((name.lower(), value) for name, value in request.headers.items())
+        self.arrivals.append(Arrival(request.path, headers, raw))
         try:
             fault = Fault.parse(request.headers.get(FAULT_HEADER, ""))
         except ValueError as unknown:

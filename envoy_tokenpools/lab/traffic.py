@@ -108,7 +108,7 @@ async def run_traffic(
                 workload=workload,
                 model=model,
                 name=f"{workload.entitlement}-{group}-{number}",
-                stop_ms=duration_ms if workload.stop_ms is None else workload.stop_ms,
+                stop_ms=_earlier(duration_ms, workload.stop_ms),
                 tally=written[workload.entitlement],
                 clock=clock,
                 rng=rng,
@@ -313,3 +313,7 @@ def _asked_wait_ms(headers: Mapping[str, str]) -> float:
         except (KeyError, ValueError):
             continue
     return FAILURE_PAUSE_MS
+
+
+def _earlier(end_ms: int, stop_ms: int | None) -> int:
+    return end_ms if stop_ms is None else min(end_ms, stop_ms)

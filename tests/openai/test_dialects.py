@@ -1,0 +1,156 @@
+"""The dialects beside chat: embeddings, transcriptions, Responses and Anthropic messages."""
+
+import json
+from typing import Any
+
+import pytest
+
+from envoy_tokenpools.openai.usage import (
+    Metered,
+    StreamMeter,
+    Usage,
+)
+from tests.support.streams import fed, of_body, of_stream
+
+
+@pytest.mark.parametrize("object_name", ["list", "embeddings"])
+def test_embeddings_report_a_prompt_and_generate_nothing(object_name: str) -> None:
+    """Prompt tokens alone mean no completion, as embeddings generate no text."""
+    reported = {"prompt_tokens": 4, "total_tokens": 4}
+    body = {"object": object_name, "data": [{"embedding": [0.5] * 9}], "usage": reported}
+    metered = of_body(body)
+    assert (metered.usage, metered.texts, metered.finished) == (Usage(4, 0), (), True)
+
+
+def test_responses_stream() -> None:
+    """The Responses dialect nests usage and spreads its text over typed deltas, `done` repeats it."""
+    final = {"usage": {"input_tokens": 31, "output_tokens": 3, "total_tokens": 34}, "error": None}
+    call = {"type": "function_call", "name": "get_weather", "arguments": ""}
+    events: list[dict[str, Any]] = [
+        {"type": "response.created", "response": {"usage": None, "error": None}},
+        {"type": "response.reasoning_text.delta", "output_index": 0, "delta": "Let "},
+        {"type": "response.reasoning_text.delta", "output_index": 0, "delta": "me"},
+        {"type": "response.output_item.added", "output_index": 1, "item": {"type": "message"}},
+        {"type": "response.output_text.delta", "output_index": 1, "content_index": 0, "delta": "a"},
+        {"type": "response.output_text.delta", "output_index": 1, "content_index": 1, "delta": "c"},
+        {"type": "response.output_text.delta", "output_index": 1, "content_index": 0, "delta": "b"},
+        {"type": "response.output_text.done", "output_index": 1, "text": "ab"},
+        {"type": "response.output_item.added", "output_index": 2, "item": call},
+        {"type": "response.function_call_arguments.delta", "output_index": 2, "delta": '{"x":'},
+        {"type": "response.function_call_arguments.delta", "output_index": 2, "delta": "1}"},
+        {"type": "response.function_call_arguments.done", "output_index": 2, "arguments": "{}"},
+        {"type": "response.audio.delta", "delta": "UklGRg=="},
+    ]
+    texts = ("Let me", "ab", "c", "get_weather", '{"x":1}')
+    cut_off = of_stream(*events)
+    assert (cut_off.usage, cut_off.texts, cut_off.finished) == (None, texts, False)
+    whole = of_stream(*events, {"type": "response.completed", "response": final})
+    assert whole == Metered(
+        Usage(31, 3), texts, finished=True, error=False, overflow_chars=0, unread=0
+    )
+
+
+def test_responses_usage_alone() -> None:
+    """The nested usage is found with an event name in front of it."""
+    event = {"input_tokens": 31, "output_tokens": 3, "total_tokens": 34}
+    data = json.dumps({"type": "response.completed", "response": {"usage": event}}).encode()
+    metered = fed(StreamMeter(), b"event: response.completed\ndata: " + data + b"\n\n")
+    assert (metered.usage, metered.finished) == (Usage(31, 3), True)
+
+
+def test_responses_body() -> None:
+    """A whole Responses answer gives messages, reasoning and calls of its output."""
+    metered = of_body(
+        {
+            "object": "response",
+            "error": None,
+            "output": [
+                {"type": "reasoning", "summary": [], "content": [{"text": "hm"}]},
+                {
+                    "type": "message",
+                    "content": [
+                        {"type": "output_text", "text": "a"},
+                        {"type": "refusal", "refusal": "b"},
+                    ],
+                },
+                {"type": "function_call", "name": "f", "arguments": "{}"},
+                None,
+            ],
+            "usage": {"input_tokens": 31, "output_tokens": 3},
+        }
+    )
+    assert metered == Metered(
+        Usage(31, 3),
+        ("hm", "a", "b", "f", "{}"),
+        finished=True,
+        error=False,
+        overflow_chars=0,
+        unread=0,
+    )
+
+
+_ANTHROPIC: list[dict[str, Any]] = [
+    {"type": "message_start", "message": {"usage": {"input_tokens": 10, "output_tokens": 1}}},
+    {"type": "content_block_start", "index": 0, "content_block": {"type": "thinking"}},
+    {"type": "ping"},
+    {"type": "content_block_delta", "index": 0, "delta": {"thinking": "hm"}},
+    {"type": "content_block_delta", "index": 0, "delta": {"signature": "c2ln"}},
+    {"type": "content_block_start", "index": 1, "content_block": {"type": "text", "text": ""}},
+    {"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": "a"}},
+    {"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": "b"}},
+    {
+        "type": "content_block_start",
+        "index": 2,
+        "content_block": {"type": "tool_use", "id": "t", "name": "f", "input": {}},
+    },
+    {"type": "content_block_delta", "index": 2, "delta": {"partial_json": '{"x":'}},
+    {"type": "content_block_delta", "index": 2, "delta": {"partial_json": "1}"}},
+    {"type": "content_block_stop", "index": 2},
+]
+
+
+def test_anthropic_stream() -> None:
+    """Anthropic's usage is split: input at the start, output at the end."""
+    metered = of_stream(
+        *_ANTHROPIC,
+        {"type": "message_delta", "usage": {"output_tokens": 5}},
+        {"type": "message_stop"},
+    )
+    assert metered == Metered(
+        Usage(10, 5),
+        ("hm", "ab", "f", '{"x":1}'),
+        finished=True,
+        error=False,
+        overflow_chars=0,
+        unread=0,
+    )
+
+
+def test_anthropic_stream_that_breaks_off() -> None:
+    """The one output token announced at the start is no report of what was delivered."""
+    metered = of_stream(*_ANTHROPIC)
+    assert (metered.usage, metered.finished) == (Usage(10, None), False)
+
+
+def test_anthropic_usage_alone() -> None:
+    """Start and end are put together without any text between them."""
+    metered = of_stream(_ANTHROPIC[0], {"type": "message_delta", "usage": {"output_tokens": 5}})
+    assert metered.usage == Usage(10, 5)
+
+
+def test_anthropic_body() -> None:
+    """A whole Anthropic message gives its blocks, a tool's input spelled out."""
+    content = [
+        {"type": "thinking", "thinking": "hm"},
+        {"type": "text", "text": "ab"},
+        {"type": "tool_use", "name": "f", "input": {"x": 1}},
+    ]
+    reported = {"input_tokens": 10, "output_tokens": 5}
+    metered = of_body({"type": "message", "content": content, "usage": reported})
+    assert (metered.usage, metered.texts) == (Usage(10, 5), ("hm", "ab", "f", '{"x": 1}'))
+
+
+def test_transcriptions() -> None:
+    """Transcribed text is generated text, whole or streamed."""
+    assert of_body({"text": "hello"}).texts == ("hello",)
+    assert of_stream({"type": "transcript.text.delta", "delta": "hello"}).texts == ("hello",)

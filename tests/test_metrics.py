@@ -1,0 +1,519 @@
+"""What Prometheus sees: names, types, labels and values, and that none of it grows with what clients send."""
+
+import string
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import prometheus_client
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import parser
+from prometheus_client.core import Metric
+from prometheus_client.openmetrics import parser as openmetrics_parser
+
+from envoy_tokenpools import __version__
+from envoy_tokenpools.core.admission import Reason
+from envoy_tokenpools.core.pool import EntitlementState, Mode, ServiceClass
+from envoy_tokenpools.core.resources import Resources
+from envoy_tokenpools.metrics import FAMILIES, MAX_WORDS, PrometheusObserver
+from envoy_tokenpools.observer import (
+    Decided,
+    Ending,
+    EntitlementReport,
+    FirstToken,
+    Observer,
+    Outcome,
+    PoolReport,
+    Settled,
+)
+from envoy_tokenpools.openai.usage import UsageSource
+
+parse_text: Callable[[str], Iterable[Metric]] = parser.text_string_to_metric_families
+parse_openmetrics: Callable[[str], Iterable[Metric]] = (
+    openmetrics_parser.text_string_to_metric_families
+)
+
+TABLE = {
+    "tokenpools_requests": (
+        "counter",
+        {"pool", "entitlement", "service_class", "outcome", "reason"},
+    ),
+    "tokenpools_completions": ("counter", {"pool", "entitlement", "ending"}),
+    "tokenpools_tokens": ("counter", {"pool", "entitlement", "kind", "source"}),
+    "tokenpools_store_errors": ("counter", {"kind"}),
+    "tokenpools_config_reloads": ("counter", {"result"}),
+    "tokenpools_decision_seconds": ("histogram", {"pool"}),
+    "tokenpools_estimate_error_ratio": ("histogram", {"pool"}),
+    "tokenpools_time_to_first_token_seconds": ("histogram", {"pool", "service_class"}),
+    "tokenpools_capacity": ("gauge", {"pool", "resource"}),
+    "tokenpools_degraded": ("gauge", {"pool"}),
+    "tokenpools_in_flight": ("gauge", {"pool", "entitlement"}),
+    "tokenpools_reserved_tokens": ("gauge", {"pool", "entitlement"}),
+    "tokenpools_reserved_kv_bytes": ("gauge", {"pool", "entitlement"}),
+    "tokenpools_waiting": ("gauge", {"pool", "entitlement"}),
+    "tokenpools_allocation_tokens_per_second": ("gauge", {"pool", "entitlement"}),
+    "tokenpools_weight": ("gauge", {"pool", "entitlement"}),
+    "tokenpools_debt": ("gauge", {"pool", "entitlement"}),
+    "tokenpools_burst": ("gauge", {"pool", "entitlement"}),
+    "tokenpools_build": ("info", {"version"}),
+}
+"""The table of the specification, under the names that OpenMetrics gives to families."""
+
+ADMITTED = Decided(
+    Outcome.ADMITTED,
+    pool="qwen",
+    entitlement="search",
+    service_class=ServiceClass.GUARANTEED,
+    estimated_prompt_tokens=100,
+    reserved_tokens=180,
+    decision_us=400,
+)
+SHED = Decided(
+    Outcome.SHED,
+    reason=Reason.POOL_CONTENDED.value,
+    pool="qwen",
+    entitlement="batch",
+    service_class=ServiceClass.SPOT,
+    estimated_prompt_tokens=50,
+    decision_us=300,
+)
+SETTLED = Settled(
+    pool="qwen",
+    entitlement="search",
+    service_class=ServiceClass.GUARANTEED,
+    ending=Ending.COMPLETED,
+    prompt_tokens=110,
+    prompt_source=UsageSource.REPORTED,
+    completion_tokens=60,
+    completion_source=UsageSource.COUNTED,
+    estimated_prompt_tokens=100,
+    held_ms=900,
+)
+ENTITLEMENT = EntitlementReport(
+    name="search",
+    service_class=ServiceClass.GUARANTEED,
+    state=EntitlementState.BOUND,
+    baseline=Resources(90, 2_000, 6),
+    allocation=Resources(95, 2_000, 6),
+    in_flight=2,
+    concurrency=3,
+    reserved_tokens=360,
+    reserved_kv_bytes=1_500,
+    waiting=1,
+    weight=333.25,
+    debt=-0.25,
+    burst=0.5,
+)
+
+
+def pool(
+    *entitlements: EntitlementReport, name: str = "qwen", degraded: bool = False
+) -> PoolReport:
+    """A pool of 240 tokens per second, 16,000 bytes and 16 sequences."""
+    return PoolReport(
+        name=name,
+        models=("Qwen/Qwen3-8B",),
+        mode=Mode.ENFORCE,
+        degraded=degraded,
+        capacity=Resources(240, 16_000, 16),
+        usable=Resources(200, 14_000, 14),
+        in_flight=2,
+        concurrency=3,
+        reserved_tokens=360,
+        reserved_kv_bytes=1_500,
+        entitlements=entitlements,
+    )
+
+
+Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def samples(metrics: PrometheusObserver, reports: Sequence[PoolReport] = ()) -> Samples:
+    """All samples that a scrape gives, by name and labels that are not empty."""
+    text = metrics.render(reports)[0].decode()
+    return {
+        (sample.name, frozenset((key, value) for key, value in sample.labels.items() if value)): (
+            sample.value
+        )
+        for family in parse_text(text)
+        for sample in family.samples
+    }
+
+
+def value(found: Samples, name: str, **labels: str) -> float | None:
+    """One sample; None if it is not there."""
+    return found.get((name, frozenset(labels.items())))
+
+
+def observed(*events: Decided | Settled | FirstToken) -> PrometheusObserver:
+    """Metrics that were told `events`."""
+    metrics = PrometheusObserver()
+    tell(metrics, events)
+    return metrics
+
+
+def tell(observer: Observer, events: Iterable[Decided | Settled | FirstToken]) -> None:
+    """Hand each event to its method."""
+    for event in events:
+        match event:
+            case Decided():
+                observer.decided(event)
+            case Settled():
+                observer.settled(event)
+            case FirstToken():
+                observer.first_token(event)
+
+
+def test_names_types_and_labels_are_those_of_the_table() -> None:
+    """After one event of each kind, families, types and label sets are exactly the table's."""
+    metrics = observed(ADMITTED, SETTLED, FirstToken("qwen", ServiceClass.GUARANTEED, 120))
+    metrics.store_failed("reserve")
+    body, _ = metrics.render([pool(ENTITLEMENT)], "application/openmetrics-text")
+    found = {
+        family.name: (
+            family.type,
+            {label for sample in family.samples for label in sample.labels} - {"le"},
+        )
+        for family in parse_openmetrics(body.decode())
+        if family.name.startswith("tokenpools_")
+    }
+    assert found == TABLE
+
+
+def test_the_published_list_of_families_is_complete_and_each_says_when_to_look() -> None:
+    """`FAMILIES` has the table's names and labels, and each help text says when to look at it."""
+    listed = {family.name.removesuffix("_total"): set(family.labels) for family in FAMILIES}
+    assert listed == {
+        name: labels for name, (_, labels) in TABLE.items() if name != "tokenpools_build"
+    }
+    assert len(FAMILIES) == len(listed)
+    assert [family.name for family in FAMILIES if "Look" not in family.documentation] == []
+
+
+def test_an_admitted_request_counts_with_its_tokens_and_decision_time() -> None:
+    """Outcome, both token kinds and the time are there; no reason is no label value."""
+    found = samples(observed(ADMITTED, ADMITTED))
+    who = {"pool": "qwen", "entitlement": "search"}
+    outcome = {"service_class": "guaranteed", "outcome": "admitted"}
+    assert value(found, "tokenpools_requests_total", **who, **outcome) == 2
+    assert value(found, "tokenpools_tokens_total", **who, kind="estimated_prompt") == 200
+    assert value(found, "tokenpools_tokens_total", **who, kind="reserved") == 360
+    assert value(found, "tokenpools_decision_seconds_sum", pool="qwen") == pytest.approx(0.0008)
+    assert value(found, "tokenpools_decision_seconds_bucket", pool="qwen", le="0.0005") == 2
+    assert value(found, "tokenpools_decision_seconds_bucket", pool="qwen", le="0.00025") == 0
+
+
+def test_a_shed_request_counts_its_reason_and_its_demand_but_reserves_nothing() -> None:
+    """The reason is the label; the prompt counts as demand; no reserved series comes up."""
+    found = samples(observed(SHED))
+    who = {"pool": "qwen", "entitlement": "batch"}
+    outcome = {"service_class": "spot", "outcome": "shed", "reason": "pool_contended"}
+    assert value(found, "tokenpools_requests_total", **who, **outcome) == 1
+    assert value(found, "tokenpools_tokens_total", **who, kind="estimated_prompt") == 50
+    assert value(found, "tokenpools_tokens_total", **who, kind="reserved") is None
+
+
+def test_shadow_mode_shows_as_admitted_with_a_reason() -> None:
+    """An admitted request that enforcement would have shed has a series of its own."""
+    shadowed = Decided(Outcome.ADMITTED, "low_priority", "qwen", "batch", ServiceClass.SPOT)
+    found = samples(observed(shadowed))
+    labels = {
+        "pool": "qwen",
+        "entitlement": "batch",
+        "service_class": "spot",
+        "outcome": "admitted",
+        "reason": "low_priority",
+    }
+    assert value(found, "tokenpools_requests_total", **labels) == 1
+
+
+def test_a_request_without_pool_or_owner_has_empty_labels_and_no_token_series() -> None:
+    """An unknown key is one series, whatever was sent."""
+    found = samples(observed(Decided(Outcome.REJECTED, "invalid_api_key", decision_us=20)))
+    outcome = {"outcome": "rejected", "reason": "invalid_api_key"}
+    assert value(found, "tokenpools_requests_total", **outcome) == 1
+    assert [name for name, _ in found if name == "tokenpools_tokens_total"] == []
+
+
+def test_an_evicted_request_adds_no_second_decision_or_demand() -> None:
+    """It was decided on and estimated once, when it was admitted."""
+    evicted = Decided(
+        Outcome.EVICTED, "pool_contended", "qwen", "search", ServiceClass.GUARANTEED, 100, 180
+    )
+    found = samples(observed(ADMITTED, evicted))
+    who = {"pool": "qwen", "entitlement": "search"}
+    outcome = {"outcome": "evicted", "reason": "pool_contended", "service_class": "guaranteed"}
+    assert value(found, "tokenpools_requests_total", **who, **outcome) == 1
+    assert value(found, "tokenpools_decision_seconds_count", pool="qwen") == 1
+    assert value(found, "tokenpools_tokens_total", **who, kind="estimated_prompt") == 100
+    assert value(found, "tokenpools_tokens_total", **who, kind="reserved") == 180
+
+
+def test_a_settlement_counts_the_ending_and_tokens_by_source() -> None:
+    """Prompt and completion each carry where their number comes from."""
+    found = samples(observed(SETTLED))
+    who = {"pool": "qwen", "entitlement": "search"}
+    prompt = {"kind": "prompt", "source": "reported"}
+    completion = {"kind": "completion", "source": "counted"}
+    assert value(found, "tokenpools_completions_total", **who, ending="completed") == 1
+    assert value(found, "tokenpools_tokens_total", **who, **prompt) == 110
+    assert value(found, "tokenpools_tokens_total", **who, **completion) == 60
+
+
+@pytest.mark.parametrize(
+    ("source", "estimated", "expected"),
+    [
+        (UsageSource.REPORTED, 100, 1.1),
+        (UsageSource.REPORTED, 0, None),
+        (UsageSource.COUNTED, 100, None),
+        (UsageSource.ESTIMATED, 100, None),
+    ],
+)
+def test_the_estimation_error_is_taken_only_where_the_backend_reported(
+    source: UsageSource, estimated: int, expected: float | None
+) -> None:
+    """Reported over estimated prompt; nothing to compare is no observation."""
+    event = replace(SETTLED, prompt_source=source, estimated_prompt_tokens=estimated)
+    found = samples(observed(event))
+    assert value(found, "tokenpools_estimate_error_ratio_sum", pool="qwen") == (
+        expected if expected is None else pytest.approx(expected)
+    )
+
+
+def test_the_first_token_is_measured_per_class() -> None:
+    """Milliseconds come out as seconds, in the class's own histogram."""
+    found = samples(
+        observed(
+            FirstToken("qwen", ServiceClass.GUARANTEED, 150),
+            FirstToken("qwen", ServiceClass.SPOT, 9_000),
+        )
+    )
+    name = "tokenpools_time_to_first_token_seconds"
+    guaranteed = {"pool": "qwen", "service_class": "guaranteed"}
+    assert value(found, f"{name}_sum", **guaranteed) == pytest.approx(0.15)
+    assert value(found, f"{name}_bucket", **guaranteed, le="0.25") == 1
+    assert value(found, f"{name}_sum", pool="qwen", service_class="spot") == pytest.approx(9)
+
+
+def test_reloads_and_store_errors_count_and_reloads_are_there_from_the_start() -> None:
+    """An alert on the first failed reload needs its series to exist before."""
+    metrics = PrometheusObserver()
+    before = samples(metrics)
+    assert value(before, "tokenpools_config_reloads_total", result="success") == 0
+    assert value(before, "tokenpools_config_reloads_total", result="failure") == 0
+    metrics.config_reloaded(succeeded=True)
+    metrics.config_reloaded(succeeded=False)
+    metrics.config_reloaded(succeeded=False)
+    metrics.store_failed("settle")
+    after = samples(metrics)
+    assert value(after, "tokenpools_config_reloads_total", result="success") == 1
+    assert value(after, "tokenpools_config_reloads_total", result="failure") == 2
+    assert value(after, "tokenpools_store_errors_total", kind="settle") == 1
+
+
+def test_gauges_are_what_the_report_says() -> None:
+    """Every gauge of a pool and of an entitlement has the report's number."""
+    found = samples(PrometheusObserver(), [pool(ENTITLEMENT, degraded=True)])
+    expected = {
+        "in_flight": 2,
+        "reserved_tokens": 360,
+        "reserved_kv_bytes": 1_500,
+        "waiting": 1,
+        "allocation_tokens_per_second": 95,
+        "weight": 333.25,
+        "debt": -0.25,
+        "burst": 0.5,
+    }
+    assert {
+        name: value(found, f"tokenpools_{name}", pool="qwen", entitlement="search")
+        for name in expected
+    } == expected
+    assert value(found, "tokenpools_degraded", pool="qwen") == 1
+    assert {
+        resource: value(found, "tokenpools_capacity", pool="qwen", resource=resource)
+        for resource in ("tokens_per_second", "kv_bytes", "concurrency")
+    } == {"tokens_per_second": 240, "kv_bytes": 16_000, "concurrency": 16}
+
+
+def test_an_entitlement_or_pool_that_is_gone_leaves_no_gauge() -> None:
+    """Gauges are of the reports of this scrape alone."""
+    metrics = PrometheusObserver()
+    first = samples(metrics, [pool(ENTITLEMENT), pool(ENTITLEMENT, name="llama")])
+    assert value(first, "tokenpools_weight", pool="llama", entitlement="search") == 333.25
+    second = samples(metrics, [pool()])
+    assert value(second, "tokenpools_degraded", pool="qwen") == 0
+    assert [labels for name, labels in second if name == "tokenpools_weight"] == []
+    assert [labels for _, labels in second if ("pool", "llama") in labels] == []
+
+
+def junk(index: int) -> str:
+    """What a client might send: a model name, a path, markup, a plain word, something very long."""
+    kinds = ("junk-{}", "/v1/x?i={}", 'a"b\\c\n{}', "word_{}", "{}" + "x" * 10_000)
+    return kinds[index % len(kinds)].format(index)
+
+
+def test_a_thousand_junk_words_grow_the_exposition_by_less_than_five_kilobytes() -> None:
+    """Reasons and operations beyond the bound are one `other` series, and nothing is lost."""
+    metrics = observed(Decided(Outcome.REJECTED, "model_not_found"))
+    before = len(metrics.render()[0])
+    for index in range(1_000):
+        metrics.decided(Decided(Outcome.REJECTED, junk(index)))
+        metrics.decided(Decided(Outcome.REJECTED, f"word_{index}"))
+    after = len(metrics.render()[0])
+    assert after - before < 5_000
+    for index in range(1_000, 3_000):
+        metrics.decided(Decided(Outcome.REJECTED, junk(index)))
+        metrics.decided(Decided(Outcome.REJECTED, f"word_{index}"))
+    assert len(metrics.render()[0]) - after < 50  # only digits of the counts
+
+    found = samples(metrics)
+    reasons = {
+        dict(labels)["reason"]: count
+        for (name, labels), count in found.items()
+        if name == "tokenpools_requests_total"
+    }
+    assert len(reasons) <= MAX_WORDS + 1
+    assert reasons["model_not_found"] == 1
+    assert sum(reasons.values()) == 1 + 3_000 * 2
+    assert reasons["other"] > 5_000
+
+
+def test_junk_never_displaces_a_known_reason() -> None:
+    """The reasons of admission keep their series even when the bound was reached before."""
+    metrics = observed(*(Decided(Outcome.SHED, f"word_{index}") for index in range(1_000)))
+    for reason in Reason:
+        metrics.decided(Decided(Outcome.SHED, reason.value))
+    found = samples(metrics)
+    for reason in Reason:
+        assert value(found, "tokenpools_requests_total", outcome="shed", reason=reason.value) == 1
+
+
+def test_junk_operations_are_bounded_too() -> None:
+    """The kind of a store error is a plain string, so it is bounded as well."""
+    metrics = PrometheusObserver()
+    for index in range(1_000):
+        metrics.store_failed(junk(index))
+        metrics.store_failed(f"word_{index}")
+    kinds = [labels for name, labels in samples(metrics) if name == "tokenpools_store_errors_total"]
+    assert len(kinds) <= MAX_WORDS + 1
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
+def test_any_configured_name_comes_out_of_the_exposition_as_it_went_in(name: str) -> None:
+    """Quotes, backslashes and newlines are escaped, in both formats."""
+    metrics = observed(Decided(Outcome.ADMITTED, pool=name, entitlement="e"))
+    reports = [pool(ENTITLEMENT, name=name)]
+    text = metrics.render(reports)[0].decode()
+    openmetrics = metrics.render(reports, "application/openmetrics-text")[0].decode()
+    for families in (parse_text(text), parse_openmetrics(openmetrics)):
+        pools = {
+            sample.labels["pool"]
+            for family in families
+            for sample in family.samples
+            if "pool" in sample.labels
+        }
+        assert pools == {name}
+
+
+def test_the_format_follows_the_accept_header() -> None:
+    """Prometheus asks for OpenMetrics and gets it with its end mark; a browser gets text."""
+    metrics = PrometheusObserver()
+    asked = "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.3"
+    body, content_type = metrics.render(accept=asked)
+    assert content_type == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    assert body.endswith(b"# EOF\n")
+    body, content_type = metrics.render(accept="text/html,*/*;q=0.8")
+    assert content_type == "text/plain; version=0.0.4; charset=utf-8"
+    assert b"# EOF" not in body
+
+
+@given(
+    st.sampled_from(["", "application/openmetrics-text", "text/plain"]),
+    st.text(string.printable, max_size=40),
+)
+def test_no_accept_header_breaks_a_scrape_or_comes_back_in_the_answer(
+    media: str, rest: str
+) -> None:
+    """Whatever follows, the content type is one of two constants."""
+    _, content_type = PrometheusObserver().render(accept=f"{media};version={rest}")
+    assert content_type in {
+        "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        "text/plain; version=0.0.4; charset=utf-8",
+    }
+
+
+def test_version_and_process_are_on_the_same_registry() -> None:
+    """One scrape tells the version that runs, and memory and processor time of the process."""
+    found = samples(PrometheusObserver())
+    assert value(found, "tokenpools_build_info", version=__version__) == 1
+    assert {"process_resident_memory_bytes", "process_cpu_seconds_total", "python_info"} <= {
+        name for name, _ in found
+    }
+
+
+def test_the_global_registry_stays_untouched_and_observers_do_not_mix() -> None:
+    """Two observers in one process count apart, and neither is on the global registry."""
+    first, second = observed(ADMITTED), observed(SHED)
+    who = {"pool": "qwen", "entitlement": "search"}
+    outcome = {"service_class": "guaranteed", "outcome": "admitted"}
+    assert value(samples(first), "tokenpools_requests_total", **who, **outcome) == 1
+    assert value(samples(second), "tokenpools_requests_total", **who, **outcome) is None
+    assert b"tokenpools" not in prometheus_client.generate_latest()
+
+
+@pytest.mark.parametrize("accept", ["", "application/openmetrics-text"])
+def test_there_are_no_created_series(accept: str) -> None:
+    """They would double the number of counters."""
+    body, _ = observed(ADMITTED, SETTLED).render(accept=accept)
+    assert b"tokenpools_requests_total{" in body
+    assert b"_created" not in body
+
+
+NAMES = st.sampled_from(["a", "b"])
+COUNTS = st.integers(0, 1_000_000)
+DECISIONS = st.builds(
+    Decided,
+    outcome=st.sampled_from([outcome for outcome in Outcome if outcome is not Outcome.EVICTED]),
+    reason=st.sampled_from(["", *(reason.value for reason in Reason)]),
+    pool=NAMES,
+    entitlement=NAMES,
+    service_class=st.sampled_from([None, *ServiceClass]),
+    estimated_prompt_tokens=COUNTS,
+    reserved_tokens=COUNTS,
+    decision_us=COUNTS,
+)
+SETTLEMENTS = st.builds(
+    Settled,
+    pool=NAMES,
+    entitlement=NAMES,
+    service_class=st.sampled_from(ServiceClass),
+    ending=st.sampled_from(Ending),
+    prompt_tokens=COUNTS,
+    prompt_source=st.sampled_from(UsageSource),
+    completion_tokens=COUNTS,
+    completion_source=st.sampled_from(UsageSource),
+    estimated_prompt_tokens=COUNTS,
+    held_ms=COUNTS,
+)
+
+
+@given(st.lists(DECISIONS, max_size=15), st.lists(SETTLEMENTS, max_size=15))
+def test_no_event_is_lost_or_counted_twice(
+    decisions: list[Decided], settlements: list[Settled]
+) -> None:
+    """Summed over all labels, the counters are the sums over the events."""
+    totals: Counter[str] = Counter()
+    for (name, labels), count in samples(observed(*decisions, *settlements)).items():
+        kind = dict(labels).get("kind", "") if name == "tokenpools_tokens_total" else ""
+        totals[f"{name}{kind and ':'}{kind}"] += int(count)
+    tokens = "tokenpools_tokens_total"
+    assert totals["tokenpools_requests_total"] == len(decisions)
+    assert totals["tokenpools_decision_seconds_count"] == len(decisions)
+    assert totals["tokenpools_completions_total"] == len(settlements)
+    estimated = sum(event.estimated_prompt_tokens for event in decisions)
+    assert totals[f"{tokens}:estimated_prompt"] == estimated
+    assert totals[f"{tokens}:reserved"] == sum(event.reserved_tokens for event in decisions)
+    assert totals[f"{tokens}:prompt"] == sum(event.prompt_tokens for event in settlements)
+    assert totals[f"{tokens}:completion"] == sum(event.completion_tokens for event in settlements)
