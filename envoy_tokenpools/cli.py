@@ -33,8 +33,6 @@ EXIT_USAGE = 2
 def main(argv: list[str] | None = None) -> int:
     """Run the command in `argv` (the process's arguments if None); returns the exit status."""
     arguments = _parser().parse_args(argv)
-    # Envoy is started by fork and exec: gRPC must not get ready for forked children that use it.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     configure_logs(arguments.log_level)
     try:
         status: int = arguments.run(arguments)

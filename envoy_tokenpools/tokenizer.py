@@ -4,6 +4,7 @@ Counts the tokens of texts, exactly as tiktoken does, offline and without holdin
 The vocabularies come from the wheel `bpe-openai`; tiktoken would download them. Long texts are
 counted in pieces cut where no token can lie across, on a few threads (tiktoken releases the
 GIL), one piece per turn, so that a huge prompt delays a middling one by a piece, not by itself.
+What cannot be cut has a thread of its own.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ INLINE_LIMIT_CHARS: Final = 32 * 1_024
 TEXT_OVERHEAD_CHARS: Final = 32
 # A piece is counted in 3 to 5 ms of prose, 20 ms at worst.
 PIECE_CHARS: Final = 64 * 1_024
-# How far a cut is looked for before the next piece is added; prose has one every 6 characters.
+# How far a cut is looked for before the piece is made longer; prose has one every 6 characters.
 CUT_WINDOW_CHARS: Final = 1_024
 # A text without any place to cut stays whole up to here, and so exact; more than this much in
 # one run exhausts tiktoken's regex engine (from 999,999 on).
@@ -45,17 +46,24 @@ FALLBACK_PIECE_CHARS: Final = 100_000
 # `encode` raises where `encode_ordinary` panics, for 1 us more; no text this short does either.
 ORDINARY_CHARS: Final = 4_096
 
-# More threads only take the processor from the event loop and from Envoy.
+# More threads would only take the processor from the event loop and from Envoy.
 WORKERS: Final = 2
+# A piece that found no cut once takes long (0.5 s at worst), so it queues with its like only.
+LONG_RUN_CHARS: Final = 2 * PIECE_CHARS
 
 # Chat requests repeat system prompts and history. A look-up costs what 10 characters cost.
 REMEMBERED_CHARS: Final = range(256, INLINE_LIMIT_CHARS + 1)
 # Two generations of this many counts are 4 MB.
 REMEMBERED_COUNTS: Final = 16_384
 
-# In both vocabularies' patterns a blank after a non-blank starts a token, and so does what
-# follows a line break unless it is a blank or a slash.
-_SAFE_CUT: Final = re.compile(r"(?<=\S) |(?<=\n)[^\s/]")
+# Where a token starts in both vocabularies' patterns, whatever is before and behind: a blank after
+# a non-blank; what follows a line break, unless it is a blank or a slash; these marks, ASCII and
+# CJK, after a letter or digit.
+_SAFE_CUT: Final = re.compile(
+    r"(?<=\S) "
+    r"|(?<=\n)[^\s/]"
+    r"|(?<=[^\W_])[\]\[(){}<>,.;:!?\"=&|\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f]"
+)
 
 
 class Vocabulary:
@@ -144,6 +152,7 @@ class TokenCounter:
     def __init__(self, vocabularies: Mapping[str, Vocabulary], *, workers: int = WORKERS) -> None:
         self._vocabularies = vocabularies
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="tokenizer")
+        self._long_runs = ThreadPoolExecutor(1, thread_name_prefix="tokenizer-long-runs")
 
     def count_now(self, vocabulary: str, texts: Sequence[str]) -> int | None:
         """The number of tokens of all `texts`, or None when they are too large to do it here."""
@@ -170,12 +179,15 @@ class TokenCounter:
         loop = asyncio.get_running_loop()
         total = 0
         for batch in _batches(texts):
-            total += await loop.run_in_executor(self._threads, count_all, batch)
+            is_long = len(batch[-1]) > LONG_RUN_CHARS
+            threads = self._long_runs if is_long else self._threads
+            total += await loop.run_in_executor(threads, count_all, batch)
         return total
 
     def close(self) -> None:
         """End the threads; counts that wait for one are cancelled."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._long_runs.shutdown(wait=False, cancel_futures=True)
 
 
 def pieces(text: str, piece_chars: int = PIECE_CHARS) -> Iterator[str]:
@@ -209,18 +221,18 @@ def _slices(text: str, size: int) -> Iterator[str]:
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """The pieces of `texts`, gathered until they are a piece's worth of work."""
+    """The pieces of `texts`, gathered until they are a piece's worth of work; a long one last."""
     batch: list[str] = []
     work = 0
-    for text in texts:
+    for text in filter(None, texts):
         for piece in pieces(text):
             batch.append(piece)
-            work += len(piece)
+            work += len(piece) + TEXT_OVERHEAD_CHARS
             if work >= PIECE_CHARS:
                 yield batch
                 batch, work = [], 0
-        work += TEXT_OVERHEAD_CHARS
-    yield batch
+    if batch:
+        yield batch
 
 
 def load_vocabularies(
@@ -240,7 +252,7 @@ def load_vocabularies(
 
 
 def _encoding(name: str, data: Traversable | None) -> tiktoken.Encoding:
-    """tiktoken's own constructor, reading its ranks from here instead of the network."""
+    """What tiktoken's own constructor builds, from ranks found here instead of downloaded."""
     if name not in VOCABULARY_NAMES:
         known = ", ".join(VOCABULARY_NAMES)
         raise VocabularyError(f"unknown vocabulary {name!r}; known: {known}")

@@ -1,39 +1,27 @@
-"""What Prometheus sees: names, types, labels and values, and that none of it grows with what clients send."""
+"""What Prometheus sees: names, types, labels and values."""
 
-import string
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-import prometheus_client
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import parser
-from prometheus_client.core import Metric
-from prometheus_client.openmetrics import parser as openmetrics_parser
 
-from envoy_tokenpools import __version__
 from envoy_tokenpools.core.admission import Reason
-from envoy_tokenpools.core.pool import EntitlementState, Mode, ServiceClass
-from envoy_tokenpools.core.resources import Resources
-from envoy_tokenpools.metrics import FAMILIES, MAX_WORDS, PrometheusObserver
+from envoy_tokenpools.core.pool import ServiceClass
+from envoy_tokenpools.metrics import FAMILIES, PrometheusObserver
 from envoy_tokenpools.observer import (
     Decided,
     Ending,
     EntitlementReport,
     FirstToken,
-    Observer,
     Outcome,
     PoolReport,
     Settled,
 )
 from envoy_tokenpools.openai.usage import UsageSource
-
-parse_text: Callable[[str], Iterable[Metric]] = parser.text_string_to_metric_families
-parse_openmetrics: Callable[[str], Iterable[Metric]] = (
-    openmetrics_parser.text_string_to_metric_families
-)
+from tests.support.reports import QWEN, SEARCH
+from tests.support.scrapes import observed, parse_openmetrics, samples, value
 
 TABLE = {
     "tokenpools_requests": (
@@ -91,86 +79,20 @@ SETTLED = Settled(
     estimated_prompt_tokens=100,
     held_ms=900,
 )
-ENTITLEMENT = EntitlementReport(
-    name="search",
-    service_class=ServiceClass.GUARANTEED,
-    state=EntitlementState.BOUND,
-    baseline=Resources(90, 2_000, 6),
-    allocation=Resources(95, 2_000, 6),
-    in_flight=2,
-    concurrency=3,
-    reserved_tokens=360,
-    reserved_kv_bytes=1_500,
-    waiting=1,
-    weight=333.25,
-    debt=-0.25,
-    burst=0.5,
-)
 
 
 def pool(
     *entitlements: EntitlementReport, name: str = "qwen", degraded: bool = False
 ) -> PoolReport:
     """A pool of 240 tokens per second, 16,000 bytes and 16 sequences."""
-    return PoolReport(
-        name=name,
-        models=("Qwen/Qwen3-8B",),
-        mode=Mode.ENFORCE,
-        degraded=degraded,
-        capacity=Resources(240, 16_000, 16),
-        usable=Resources(200, 14_000, 14),
-        in_flight=2,
-        concurrency=3,
-        reserved_tokens=360,
-        reserved_kv_bytes=1_500,
-        entitlements=entitlements,
-    )
-
-
-Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
-
-
-def samples(metrics: PrometheusObserver, reports: Sequence[PoolReport] = ()) -> Samples:
-    """All samples that a scrape gives, by name and labels that are not empty."""
-    text = metrics.render(reports)[0].decode()
-    return {
-        (sample.name, frozenset((key, value) for key, value in sample.labels.items() if value)): (
-            sample.value
-        )
-        for family in parse_text(text)
-        for sample in family.samples
-    }
-
-
-def value(found: Samples, name: str, **labels: str) -> float | None:
-    """One sample; None if it is not there."""
-    return found.get((name, frozenset(labels.items())))
-
-
-def observed(*events: Decided | Settled | FirstToken) -> PrometheusObserver:
-    """Metrics that were told `events`."""
-    metrics = PrometheusObserver()
-    tell(metrics, events)
-    return metrics
-
-
-def tell(observer: Observer, events: Iterable[Decided | Settled | FirstToken]) -> None:
-    """Hand each event to its method."""
-    for event in events:
-        match event:
-            case Decided():
-                observer.decided(event)
-            case Settled():
-                observer.settled(event)
-            case FirstToken():
-                observer.first_token(event)
+    return replace(QWEN, name=name, degraded=degraded, entitlements=entitlements)
 
 
 def test_names_types_and_labels_are_those_of_the_table() -> None:
     """After one event of each kind, families, types and label sets are exactly the table's."""
     metrics = observed(ADMITTED, SETTLED, FirstToken("qwen", ServiceClass.GUARANTEED, 120))
     metrics.store_failed("reserve")
-    body, _ = metrics.render([pool(ENTITLEMENT)], "application/openmetrics-text")
+    body, _ = metrics.render([pool(SEARCH)], "application/openmetrics-text")
     found = {
         family.name: (
             family.type,
@@ -315,7 +237,7 @@ def test_reloads_and_store_errors_count_and_reloads_are_there_from_the_start() -
 
 def test_gauges_are_what_the_report_says() -> None:
     """Every gauge of a pool and of an entitlement has the report's number."""
-    found = samples(PrometheusObserver(), [pool(ENTITLEMENT, degraded=True)])
+    found = samples(PrometheusObserver(), [pool(SEARCH, degraded=True)])
     expected = {
         "in_flight": 2,
         "reserved_tokens": 360,
@@ -340,135 +262,12 @@ def test_gauges_are_what_the_report_says() -> None:
 def test_an_entitlement_or_pool_that_is_gone_leaves_no_gauge() -> None:
     """Gauges are of the reports of this scrape alone."""
     metrics = PrometheusObserver()
-    first = samples(metrics, [pool(ENTITLEMENT), pool(ENTITLEMENT, name="llama")])
+    first = samples(metrics, [pool(SEARCH), pool(SEARCH, name="llama")])
     assert value(first, "tokenpools_weight", pool="llama", entitlement="search") == 333.25
     second = samples(metrics, [pool()])
     assert value(second, "tokenpools_degraded", pool="qwen") == 0
     assert [labels for name, labels in second if name == "tokenpools_weight"] == []
     assert [labels for _, labels in second if ("pool", "llama") in labels] == []
-
-
-def junk(index: int) -> str:
-    """What a client might send: a model name, a path, markup, a plain word, something very long."""
-    kinds = ("junk-{}", "/v1/x?i={}", 'a"b\\c\n{}', "word_{}", "{}" + "x" * 10_000)
-    return kinds[index % len(kinds)].format(index)
-
-
-def test_a_thousand_junk_words_grow_the_exposition_by_less_than_five_kilobytes() -> None:
-    """Reasons and operations beyond the bound are one `other` series, and nothing is lost."""
-    metrics = observed(Decided(Outcome.REJECTED, "model_not_found"))
-    before = len(metrics.render()[0])
-    for index in range(1_000):
-        metrics.decided(Decided(Outcome.REJECTED, junk(index)))
-        metrics.decided(Decided(Outcome.REJECTED, f"word_{index}"))
-    after = len(metrics.render()[0])
-    assert after - before < 5_000
-    for index in range(1_000, 3_000):
-        metrics.decided(Decided(Outcome.REJECTED, junk(index)))
-        metrics.decided(Decided(Outcome.REJECTED, f"word_{index}"))
-    assert len(metrics.render()[0]) - after < 50  # only digits of the counts
-
-    found = samples(metrics)
-    reasons = {
-        dict(labels)["reason"]: count
-        for (name, labels), count in found.items()
-        if name == "tokenpools_requests_total"
-    }
-    assert len(reasons) <= MAX_WORDS + 1
-    assert reasons["model_not_found"] == 1
-    assert sum(reasons.values()) == 1 + 3_000 * 2
-    assert reasons["other"] > 5_000
-
-
-def test_junk_never_displaces_a_known_reason() -> None:
-    """The reasons of admission keep their series even when the bound was reached before."""
-    metrics = observed(*(Decided(Outcome.SHED, f"word_{index}") for index in range(1_000)))
-    for reason in Reason:
-        metrics.decided(Decided(Outcome.SHED, reason.value))
-    found = samples(metrics)
-    for reason in Reason:
-        assert value(found, "tokenpools_requests_total", outcome="shed", reason=reason.value) == 1
-
-
-def test_junk_operations_are_bounded_too() -> None:
-    """The kind of a store error is a plain string, so it is bounded as well."""
-    metrics = PrometheusObserver()
-    for index in range(1_000):
-        metrics.store_failed(junk(index))
-        metrics.store_failed(f"word_{index}")
-    kinds = [labels for name, labels in samples(metrics) if name == "tokenpools_store_errors_total"]
-    assert len(kinds) <= MAX_WORDS + 1
-
-
-@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=40))
-def test_any_configured_name_comes_out_of_the_exposition_as_it_went_in(name: str) -> None:
-    """Quotes, backslashes and newlines are escaped, in both formats."""
-    metrics = observed(Decided(Outcome.ADMITTED, pool=name, entitlement="e"))
-    reports = [pool(ENTITLEMENT, name=name)]
-    text = metrics.render(reports)[0].decode()
-    openmetrics = metrics.render(reports, "application/openmetrics-text")[0].decode()
-    for families in (parse_text(text), parse_openmetrics(openmetrics)):
-        pools = {
-            sample.labels["pool"]
-            for family in families
-            for sample in family.samples
-            if "pool" in sample.labels
-        }
-        assert pools == {name}
-
-
-def test_the_format_follows_the_accept_header() -> None:
-    """Prometheus asks for OpenMetrics and gets it with its end mark; a browser gets text."""
-    metrics = PrometheusObserver()
-    asked = "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.3"
-    body, content_type = metrics.render(accept=asked)
-    assert content_type == "application/openmetrics-text; version=1.0.0; charset=utf-8"
-    assert body.endswith(b"# EOF\n")
-    body, content_type = metrics.render(accept="text/html,*/*;q=0.8")
-    assert content_type == "text/plain; version=0.0.4; charset=utf-8"
-    assert b"# EOF" not in body
-
-
-@given(
-    st.sampled_from(["", "application/openmetrics-text", "text/plain"]),
-    st.text(string.printable, max_size=40),
-)
-def test_no_accept_header_breaks_a_scrape_or_comes_back_in_the_answer(
-    media: str, rest: str
-) -> None:
-    """Whatever follows, the content type is one of two constants."""
-    _, content_type = PrometheusObserver().render(accept=f"{media};version={rest}")
-    assert content_type in {
-        "application/openmetrics-text; version=1.0.0; charset=utf-8",
-        "text/plain; version=0.0.4; charset=utf-8",
-    }
-
-
-def test_version_and_process_are_on_the_same_registry() -> None:
-    """One scrape tells the version that runs, and memory and processor time of the process."""
-    found = samples(PrometheusObserver())
-    assert value(found, "tokenpools_build_info", version=__version__) == 1
-    assert {"process_resident_memory_bytes", "process_cpu_seconds_total", "python_info"} <= {
-        name for name, _ in found
-    }
-
-
-def test_the_global_registry_stays_untouched_and_observers_do_not_mix() -> None:
-    """Two observers in one process count apart, and neither is on the global registry."""
-    first, second = observed(ADMITTED), observed(SHED)
-    who = {"pool": "qwen", "entitlement": "search"}
-    outcome = {"service_class": "guaranteed", "outcome": "admitted"}
-    assert value(samples(first), "tokenpools_requests_total", **who, **outcome) == 1
-    assert value(samples(second), "tokenpools_requests_total", **who, **outcome) is None
-    assert b"tokenpools" not in prometheus_client.generate_latest()
-
-
-@pytest.mark.parametrize("accept", ["", "application/openmetrics-text"])
-def test_there_are_no_created_series(accept: str) -> None:
-    """They would double the number of counters."""
-    body, _ = observed(ADMITTED, SETTLED).render(accept=accept)
-    assert b"tokenpools_requests_total{" in body
-    assert b"_created" not in body
 
 
 NAMES = st.sampled_from(["a", "b"])

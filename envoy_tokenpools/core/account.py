@@ -71,6 +71,7 @@ class Account:
     Attributes:
         terms: the terms in force.
         share: bucket of its allocation.
+        guarantee: bucket of its guarantee; of a rate of 0 for those without one.
         limit: bucket of its hard token ceiling, if it has one.
         in_flight: live leases.
         concurrency: sequences in use.
@@ -83,6 +84,7 @@ class Account:
 
     terms: Terms
     share: TokenBucket
+    guarantee: TokenBucket = field(default_factory=lambda: TokenBucket(0, 0))
     limit: TokenBucket | None = None
     in_flight: int = 0
     concurrency: int = 0
@@ -99,6 +101,10 @@ class Account:
         """Put new terms in force."""
         self.terms = terms
         self.share.set_rate(terms.share.tokens_per_second, window_ms, now_ms)
+        self.guarantee.set_rate(terms.guarantee.tokens_per_second, window_ms, now_ms)
+        for bucket in (self.share, self.guarantee):
+            if bucket.rate == 0:
+                bucket.used_milli = 0  # nothing would ever drain it
         limit = terms.limits.tokens_per_second
         if limit is None:
             self.limit = None
@@ -109,9 +115,8 @@ class Account:
 
     def drain(self, now_ms: int) -> None:
         """Bring the buckets up to date."""
-        self.share.drain(now_ms)
-        if self.limit is not None:
-            self.limit.drain(now_ms)
+        for bucket in self._buckets():
+            bucket.drain(now_ms)
 
     def hold(self, cost: Cost, sign: int, now_ms: int) -> None:
         """Take (`sign` 1) or give back (-1) what a lease holds while it lives."""
@@ -123,10 +128,12 @@ class Account:
         self.meters.peak_concurrency = max(self.meters.peak_concurrency, self.concurrency)
         self.meters.peak_kv_bytes = max(self.meters.peak_kv_bytes, self.kv_bytes)
 
-    def charge(self, tokens: int, *, within_share: bool) -> None:
+    def charge(self, tokens: int, *, within_share: bool, guaranteed: bool) -> None:
         """Take tokens from the buckets, or give them back when negative."""
         if within_share:
             self.share.take(tokens)
+        if guaranteed:
+            self.guarantee.take(tokens)
         if self.limit is not None:
             self.limit.take(tokens)
 
@@ -187,9 +194,14 @@ class Account:
     @property
     def is_idle(self) -> bool:
         """Whether forgetting this account would lose nothing."""
-        return not (self.in_flight or self._sheds or self.share.used_milli) and not (
-            self.limit is not None and self.limit.used_milli
+        return not (self.in_flight or self._sheds) and not any(
+            bucket.rate and bucket.used_milli for bucket in self._buckets()
         )
+
+    def _buckets(self) -> tuple[TokenBucket, ...]:
+        if self.limit is None:
+            return self.share, self.guarantee
+        return self.share, self.guarantee, self.limit
 
     def _integrate(self, now_ms: int) -> None:
         elapsed_ms = now_ms - self._touched_at_ms

@@ -113,6 +113,7 @@ class Lease:
         cost: what is reserved.
         within_share: taken inside the entitlement's allocation; its tokens count against that.
         within_guarantee: taken inside a reserved baseline; admitted whatever the pool held.
+        tokens_guaranteed: its tokens count against the rate of a reserved baseline.
         pool_ppm: millionths of its tokens that count against what the pool's members share.
         admitted_at_ms: store time of admission.
         expires_at_ms: store time at which it returns by itself unless renewed.
@@ -124,6 +125,7 @@ class Lease:
     cost: Cost
     within_share: bool
     within_guarantee: bool
+    tokens_guaranteed: bool
     pool_ppm: int
     admitted_at_ms: int
     expires_at_ms: int

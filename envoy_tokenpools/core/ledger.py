@@ -94,29 +94,33 @@ class Ledger:
         if known is not None:
             return known
         account = self._account(claim, now_ms)
-        within_share = _fits(account, claim.terms.share, claim.cost)
+        within_share = _fits(account, claim.terms.share, account.share, claim.cost)
         within_guarantee = claim.terms.guarantee.concurrency > 0 and _fits(
-            account, claim.terms.guarantee, claim.cost
+            account, claim.terms.guarantee, account.guarantee, claim.cost
         )
+        tokens_guaranteed = account.guarantee.rate > 0 and account.guarantee.fits(claim.cost.tokens)
         refusal = self._own_refusal(account, claim)
         if refusal is None and not within_guarantee:
-            refusal = self._pool_refusal(account, claim, within_share=within_share)
-        if refusal is not None:
+            refusal = self._pool_refusal(
+                account, claim, within_share=within_share, tokens_guaranteed=tokens_guaranteed
+            )
+        if refusal is not None and claim.enforce:
             account.count_shed(claim.fingerprint, claim.cost, now_ms, is_retry=claim.is_retry)
-            if claim.enforce:
-                return refusal
+            return refusal
         lease = Lease(
             lease_id=claim.lease_id,
             entitlement=claim.terms.entitlement,
             cost=claim.cost,
             within_share=within_share,
             within_guarantee=within_guarantee,
-            pool_ppm=WHOLE_PPM - (claim.terms.withheld_ppm if within_guarantee else 0),
+            tokens_guaranteed=tokens_guaranteed,
+            pool_ppm=WHOLE_PPM - (claim.terms.withheld_ppm if tokens_guaranteed else 0),
             admitted_at_ms=now_ms,
             expires_at_ms=now_ms + claim.ttl_ms,
             shadowed=refusal,
         )
         self._leases[lease.lease_id] = lease
+        self._expired.pop(lease.lease_id, None)
         self._hold(account, lease, 1, now_ms)
         self._charge(account, lease, 0, claim.cost.tokens)
         account.count_admitted(claim.fingerprint, claim.cost)
@@ -174,7 +178,7 @@ class Ledger:
             account.drain(now_ms)
             readings[name] = account.close_tick(now_ms)
             if account.is_idle and name not in self._terms and name not in owners:
-                self._withhold(account, 0, 0)
+                self._apply(account, _withdrawn(account.terms), 0, now_ms)
                 del self._accounts[name]
         return elapsed_ms, readings
 
@@ -187,8 +191,7 @@ class Ledger:
         self._terms = terms
         for name, account in self._accounts.items():
             if name not in terms:
-                gone = replace(account.terms, guarantee=Resources.NONE, share=Resources.NONE)
-                self._apply(account, gone, window_ms, now_ms)
+                self._apply(account, _withdrawn(account.terms), window_ms, now_ms)
         for entitlement_terms in terms.values():
             account = self._open(entitlement_terms, window_ms, now_ms)
             if account.terms is not entitlement_terms:
@@ -257,7 +260,7 @@ class Ledger:
         return None
 
     def _pool_refusal(
-        self, account: Account, claim: Claim, *, within_share: bool
+        self, account: Account, claim: Claim, *, within_share: bool, tokens_guaranteed: bool
     ) -> Refusal | None:
         """Rule 5: the free capacity, and those who were refused before with a better claim."""
         cost, usable, terms = claim.cost, claim.usable, claim.terms
@@ -279,17 +282,14 @@ class Ledger:
             refusal = _refuse(
                 Reason.POOL_CONTENDED, Resource.KV_CACHE, cost.kv_bytes, free_kv_bytes, wait_ms
             )
-        elif not self.tokens.fits(cost.tokens):
-            refusal = _short_of_tokens(Reason.POOL_CONTENDED, self.tokens, cost)
+        elif not (tokens_guaranteed or self.tokens.fits(cost.tokens)):
+            refusal = _short_of_tokens(Reason.POOL_CONTENDED, self.tokens, cost, account.guarantee)
         elif (
             not within_share
             and self._leases
             and self._refusals.blocks(terms.entitlement, terms.weight)
         ):
-            free_share = terms.share.concurrency - account.concurrency
-            refusal = _refuse(
-                Reason.LOW_PRIORITY, Resource.CONCURRENCY, cost.concurrency, free_share, wait_ms
-            )
+            refusal = _beyond_share(account, cost, wait_ms)
         if refusal is not None:
             self._refusals.add(terms.entitlement, terms.weight, inside_share=within_share)
         return refusal
@@ -312,7 +312,9 @@ class Ledger:
 
     def _charge(self, account: Account, lease: Lease, charged: int, tokens: int) -> None:
         """Charge `tokens` in place of `charged` before."""
-        account.charge(tokens - charged, within_share=lease.within_share)
+        account.charge(
+            tokens - charged, within_share=lease.within_share, guaranteed=lease.tokens_guaranteed
+        )
         part, before = tokens * lease.pool_ppm, charged * lease.pool_ppm
         self.tokens.take(part // WHOLE_PPM - before // WHOLE_PPM)
 
@@ -365,13 +367,18 @@ class Ledger:
         self.tokens.set_rate(rate, window_ms, now_ms)
 
 
-def _fits(account: Account, amount: Resources, cost: Cost) -> bool:
-    """Whether the account stays within `amount` with this cost; tokens by the bucket of its share."""
+def _fits(account: Account, amount: Resources, bucket: TokenBucket, cost: Cost) -> bool:
+    """Whether the account stays within `amount` with this cost; tokens by the bucket of that amount."""
     return (
         account.concurrency + cost.concurrency <= amount.concurrency
         and account.kv_bytes + cost.kv_bytes <= amount.kv_bytes
-        and account.share.fits(cost.tokens)
+        and bucket.fits(cost.tokens)
     )
+
+
+def _withdrawn(terms: Terms) -> Terms:
+    """Terms of an entitlement that is gone."""
+    return replace(terms, guarantee=Resources.NONE, share=Resources.NONE)
 
 
 def _part(amount: int, ppm: int) -> int:
@@ -383,15 +390,26 @@ def _refuse(reason: Reason, resource: Resource, need: int, free: int, wait_ms: i
     return Refusal(reason, resource, need, max(0, free), max(1, wait_ms))
 
 
-def _short_of_tokens(reason: Reason, bucket: TokenBucket, cost: Cost) -> Refusal:
-    wait_ms = bucket.wait_ms(cost.tokens)
-    return _refuse(
-        reason,
-        Resource.TOKENS,
-        cost.tokens,
-        bucket.remaining,
-        NEVER_MS if wait_ms is None else wait_ms,
-    )
+def _short_of_tokens(
+    reason: Reason, bucket: TokenBucket, cost: Cost, other: TokenBucket | None = None
+) -> Refusal:
+    """Neither `bucket` nor the `other` one has enough; whichever has first is waited for."""
+    buckets = (bucket,) if other is None else (bucket, other)
+    waits = [wait for one in buckets if (wait := one.wait_ms(cost.tokens)) is not None]
+    available = max(one.remaining for one in buckets)
+    return _refuse(reason, Resource.TOKENS, cost.tokens, available, min(waits, default=NEVER_MS))
+
+
+def _beyond_share(account: Account, cost: Cost, wait_ms: int) -> Refusal:
+    """Beyond its share, of which the first resource that is short is named."""
+    share, reason = account.terms.share, Reason.LOW_PRIORITY
+    free = share.concurrency - account.concurrency
+    if cost.concurrency > free:
+        return _refuse(reason, Resource.CONCURRENCY, cost.concurrency, free, wait_ms)
+    free = share.kv_bytes - account.kv_bytes
+    if cost.kv_bytes > free:
+        return _refuse(reason, Resource.KV_CACHE, cost.kv_bytes, free, wait_ms)
+    return _refuse(reason, Resource.TOKENS, cost.tokens, account.share.remaining, wait_ms)
 
 
 NEVER_MS = 3_600_000

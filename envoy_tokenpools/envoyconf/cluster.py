@@ -46,7 +46,12 @@ from envoy_data_plane.envoy.type.matcher.v3 import StringMatcher
 from envoy_data_plane.google.protobuf import Any
 
 from envoy_tokenpools.envoyconf.filter import EXT_PROC_CLUSTER
-from envoy_tokenpools.envoyconf.options import Backend, EnvoyOptions, is_ip_literal
+from envoy_tokenpools.envoyconf.options import (
+    Backend,
+    EnvoyOptions,
+    FilterOptions,
+    is_ip_literal,
+)
 
 BACKEND_CLUSTER = "backend"
 
@@ -85,12 +90,14 @@ def backend_cluster(options: EnvoyOptions) -> Cluster:
     return cluster
 
 
-def ext_proc_cluster(options: EnvoyOptions) -> Cluster:
+def ext_proc_cluster(options: FilterOptions) -> Cluster:
     """
     The cluster of the filter's gRPC server.
 
     It has no health check, no outlier detection and no retries: Envoy connects anew for the next
-    request, so a filter that came back is used at once.
+    request, so a filter that came back is used at once. Dead peers are found by TCP keepalive and
+    not by HTTP/2 pings, which a gRPC server with default options punishes by ending the connection
+    and every request on it.
     """
     address = (
         Address(pipe=Pipe(path=options.ext_proc_unix_path))
@@ -109,7 +116,7 @@ def ext_proc_cluster(options: EnvoyOptions) -> Cluster:
 
 
 def _cluster(
-    name: str, address: Address, protocol: HttpProtocolOptions, options: EnvoyOptions
+    name: str, address: Address, protocol: HttpProtocolOptions, options: FilterOptions
 ) -> Cluster:
     """A cluster of one address, with breakers that allow `max_streams` of everything."""
     limit = options.max_streams

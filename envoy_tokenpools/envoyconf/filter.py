@@ -17,7 +17,7 @@ from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
 from envoy_data_plane.envoy.type.matcher.v3 import ListStringMatcher, StringMatcher
 from envoy_data_plane.envoy.type.v3 import HttpStatus, StatusCode
 
-from envoy_tokenpools.envoyconf.options import EnvoyOptions, Profile
+from envoy_tokenpools.envoyconf.options import FilterOptions, Profile
 
 FILTER_NAME = "envoy.filters.http.ext_proc"
 EXT_PROC_CLUSTER = "tokenpools_ext_proc"
@@ -43,7 +43,7 @@ the server time, and cookies and tokens that it does not need are none of its bu
 """
 
 
-def external_processor(options: EnvoyOptions) -> ExternalProcessor:
+def external_processor(options: FilterOptions) -> ExternalProcessor:
     """The filter's configuration for the chosen profile."""
     return ExternalProcessor(
         grpc_service=GrpcService(envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=EXT_PROC_CLUSTER)),
@@ -64,7 +64,7 @@ def external_processor(options: EnvoyOptions) -> ExternalProcessor:
     )
 
 
-def unbuffered(options: EnvoyOptions) -> ExtProcPerRoute:
+def unbuffered(options: FilterOptions) -> ExtProcPerRoute:
     """
     The filter's settings for a route whose request bodies the server does not read.
 

@@ -42,7 +42,7 @@ from envoy_data_plane.google.protobuf import Any, Struct
 from envoy_tokenpools.envoyconf.cluster import BACKEND_CLUSTER
 from envoy_tokenpools.envoyconf.filter import FILTER_NAME, external_processor, unbuffered
 from envoy_tokenpools.envoyconf.local_reply import local_replies
-from envoy_tokenpools.envoyconf.options import EnvoyOptions
+from envoy_tokenpools.envoyconf.options import EnvoyOptions, FilterOptions
 
 LISTENER_NAME = "tokenpools"
 ROUTER_NAME = "envoy.filters.http.router"
@@ -51,11 +51,16 @@ CONNECTION_MANAGER_NAME = "envoy.filters.network.http_connection_manager"
 MAX_CONCURRENT_STREAMS = 1_024
 """HTTP/2 streams that one client connection may hold; a client that wants more opens another."""
 
+_LARGEST_WINDOW = (1 << 31) - 1
+
 STRIPPED_PREFIXES = (
     "x-tokenpools-",  # ours: only the filter may set them
     "x-llm-d-inference-",  # priority and fairness as the engine reads them
     "x-gateway-inference-",  # the older spelling
-    "x-envoy-",  # retries and timeouts: a client could make one metered request many
+    "x-envoy-retry-",  # retries: a client could make one metered request many
+    "x-envoy-max-retries",
+    "x-envoy-hedge-",
+    "x-envoy-upstream-rq-",  # timeouts
 )
 """Request headers that a client may not set, removed before any filter runs."""
 
@@ -108,12 +113,12 @@ def listener(options: EnvoyOptions) -> Listener:
     )
 
 
-def http_filter(options: EnvoyOptions) -> HttpFilter:
+def http_filter(options: FilterOptions) -> HttpFilter:
     """The ext_proc filter as an entry of an HTTP filter chain."""
     return HttpFilter(name=FILTER_NAME, typed_config=Any.pack(external_processor(options)))
 
 
-def traffic_settings(options: EnvoyOptions) -> HttpConnectionManager:
+def traffic_settings(options: FilterOptions) -> HttpConnectionManager:
     """The connection manager's settings that keep long streams alive and metering complete."""
     escaped = HttpConnectionManagerPathWithEscapedSlashesAction
     return HttpConnectionManager(
@@ -127,7 +132,7 @@ def traffic_settings(options: EnvoyOptions) -> HttpConnectionManager:
             max_concurrent_streams=MAX_CONCURRENT_STREAMS,
             # It is also what HTTP/2 streams may buffer, whatever the listener's limit.
             initial_stream_window_size=options.buffer_limit_bytes,
-            initial_connection_window_size=options.buffer_limit_bytes * 2,
+            initial_connection_window_size=min(options.buffer_limit_bytes * 2, _LARGEST_WINDOW),
         ),
         early_header_mutation_extensions=[
             TypedExtensionConfig(

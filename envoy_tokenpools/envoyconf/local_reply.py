@@ -5,11 +5,7 @@ The filter's answers are local replies too, so each mapper looks at Envoy's reas
 (`response code details`), which the filter's answers never share.
 """
 
-from envoy_data_plane.envoy.config.accesslog.v3 import (
-    AccessLogFilter,
-    ExtensionFilter,
-    ResponseFlagFilter,
-)
+from envoy_data_plane.envoy.config.accesslog.v3 import AccessLogFilter, ExtensionFilter
 from envoy_data_plane.envoy.config.core.v3 import (
     HeaderValue,
     HeaderValueOption,
@@ -22,8 +18,9 @@ from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v
 )
 from envoy_data_plane.google.protobuf import Any, Struct
 
-UPSTREAM_FLAGS = ("UF", "UC", "UH", "UO", "UR", "UT", "LR", "SI")
-"""Response flags of a backend that could not be reached or broke off before it answered."""
+_FILTER_FAILED = ("ext_proc_error",)
+_TOO_LARGE = ("request_payload_too_large",)
+_BACKEND_FAILED = ("upstream_", "no_healthy_upstream", "stream_idle_timeout")
 
 
 def local_replies() -> LocalReplyConfig:
@@ -31,20 +28,20 @@ def local_replies() -> LocalReplyConfig:
     return LocalReplyConfig(
         mappers=[
             _mapper(
-                _details("ext_proc_error"),
+                _FILTER_FAILED,
                 message="Admission control is not available at the moment. Please try again.",
                 kind="server_error",
                 code="admission_unavailable",
                 retry_after_s=1,
             ),
             _mapper(
-                _details("request_payload_too_large"),
+                _TOO_LARGE,
                 message="The request body is larger than this gateway accepts.",
                 kind="invalid_request_error",
                 code="request_too_large",
             ),
             _mapper(
-                AccessLogFilter(response_flag_filter=ResponseFlagFilter(flags=[*UPSTREAM_FLAGS])),
+                _BACKEND_FAILED,
                 message="The model's backend did not answer. Please try again.",
                 kind="server_error",
                 code="backend_unavailable",
@@ -54,9 +51,9 @@ def local_replies() -> LocalReplyConfig:
     )
 
 
-def _details(prefix: str) -> AccessLogFilter:
-    """Matches replies whose reason starts with `prefix`."""
-    expression = f"response.code_details.startsWith('{prefix}')"
+def _because(reasons: tuple[str, ...]) -> AccessLogFilter:
+    """Matches replies whose reason starts with one of `reasons`."""
+    expression = " || ".join(f"response.code_details.startsWith('{reason}')" for reason in reasons)
     return AccessLogFilter(
         extension_filter=ExtensionFilter(
             name="envoy.access_loggers.extension_filters.cel",
@@ -66,7 +63,7 @@ def _details(prefix: str) -> AccessLogFilter:
 
 
 def _mapper(
-    matching: AccessLogFilter,
+    reasons: tuple[str, ...],
     *,
     message: str,
     kind: str,
@@ -80,7 +77,7 @@ def _mapper(
         header = HeaderValue(key="retry-after", value=str(retry_after_s))
         headers.append(HeaderValueOption(header=header))
     return ResponseMapper(
-        filter=matching,
+        filter=_because(reasons),
         body_format_override=SubstitutionFormatString(
             json_format=Struct.from_dict({"error": error})
         ),

@@ -115,21 +115,15 @@ def _origin_faults(parts: SplitResult) -> Iterator[str]:
         yield "credentials do not belong in the URL: clients send their own"
 
 
-@dataclass(frozen=True, slots=True)
-class EnvoyOptions:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilterOptions:
     """
-    Everything that the generated configuration depends on.
+    How the filter is reached and what may pass through it, in whatever Envoy it is.
 
     Attributes:
-        backend_url: `http://host:port` or `https://host:port`, without a path.
-        listen_host: address that clients connect to.
-        listen_port: its port; 0 lets the system choose (then `admin_host` must be set).
         ext_proc_host: name or address of the filter's gRPC server.
         ext_proc_port: its port.
         ext_proc_unix_path: its socket file instead; host and port are then ignored.
-        admin_host: address of Envoy's admin interface, or None for no admin. It has no
-            authentication and can stop Envoy: keep it on loopback.
-        admin_port: its port; 0 lets the system choose.
         profile: which messages the filter gets.
         max_body_bytes: larger request bodies are refused with 413 unless the filter lets them
             pass unread.
@@ -137,76 +131,30 @@ class EnvoyOptions:
         max_message_timeout_ms: how far the filter may extend that while a request waits.
         max_streams: requests in flight that the circuit breakers allow, per cluster.
         stream_idle_timeout_ms: how long a stream may be silent, both ways, before it is ended.
-        drain_timeout_ms: time between Envoy's first and its final GOAWAY when it drains.
         forwarded_headers: request headers that the filter gets beside those it always needs,
             such as one that a trusted proxy sets for identity.
-        backend_ca_file: authorities that an https backend's certificate is checked against.
         keep_content_length: leave the length of responses on them; needs Envoy 1.38 or later.
-        access_log: one JSON line per request on standard output, without query strings.
 
     Raises:
         ConfigError: on construction; names every fault.
     """
 
-    backend_url: str
-    listen_host: str = "0.0.0.0"
-    listen_port: int = 8080
     ext_proc_host: str = "127.0.0.1"
     ext_proc_port: int = 50051
     ext_proc_unix_path: str | None = None
-    admin_host: str | None = "127.0.0.1"
-    admin_port: int = 9901
     profile: Profile = Profile.PORTABLE
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     message_timeout_ms: int = 5_000
     max_message_timeout_ms: int = 600_000
     max_streams: int = 100_000
     stream_idle_timeout_ms: int = 3_600_000
-    drain_timeout_ms: int = 5_000
     forwarded_headers: tuple[str, ...] = ()
-    backend_ca_file: str = field(default_factory=system_ca_file)
     keep_content_length: bool = True
-    access_log: bool = False
 
     def __post_init__(self) -> None:
-        faults = [Fault("backend_url", message) for message in _url_faults(self.backend_url)]
-        faults += [
-            Fault(name, f"{value} is not between {low} and {high}")
-            for name, value, low, high in self._bounds()
-            if not low <= value <= high
-        ]
-        faults += [
-            Fault(name, f"{host!r} is not an IP address: Envoy binds to addresses only")
-            for name, host in (("listen_host", self.listen_host), ("admin_host", self.admin_host))
-            if host is not None and not is_ip_literal(host)
-        ]
-        if self.listen_port == 0 and self.admin_host is None:
-            faults.append(Fault("listen_port", "port 0 needs the admin interface to be found"))
-        if self.max_message_timeout_ms < self.message_timeout_ms:
-            faults.append(Fault("max_message_timeout_ms", "is below message_timeout_ms"))
+        faults = list(_filter_faults(self))
         if faults:
             raise ConfigError(faults)
-
-    def _bounds(self) -> tuple[tuple[str, int, int, int], ...]:
-        """Name, value and inclusive bounds of each number."""
-        # Envoy keeps buffer limits in 32 bits and doubles them here and there.
-        largest_body = 1 << 30
-        return (
-            ("listen_port", self.listen_port, 0, 65_535),
-            ("ext_proc_port", self.ext_proc_port, 1, 65_535),
-            ("admin_port", self.admin_port, 0, 65_535),
-            ("max_body_bytes", self.max_body_bytes, 1_024, largest_body),
-            ("message_timeout_ms", self.message_timeout_ms, 1, MESSAGE_TIMEOUT_LIMIT_MS),
-            ("max_message_timeout_ms", self.max_message_timeout_ms, 1, MESSAGE_TIMEOUT_LIMIT_MS),
-            ("max_streams", self.max_streams, 1, 1_000_000),
-            ("stream_idle_timeout_ms", self.stream_idle_timeout_ms, 1, 7 * 86_400_000),
-            ("drain_timeout_ms", self.drain_timeout_ms, 0, 3_600_000),
-        )
-
-    @property
-    def backend(self) -> Backend:
-        """The backend that `backend_url` names."""
-        return Backend.from_url(self.backend_url)
 
     @property
     def buffer_limit_bytes(self) -> int:
@@ -217,3 +165,81 @@ class EnvoyOptions:
         that is a little too large.
         """
         return self.max_body_bytes + max(64 * 1024, self.max_body_bytes // 8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvoyOptions(FilterOptions):
+    """
+    Everything that a complete Envoy in front of one backend depends on.
+
+    Attributes:
+        backend_url: `http://host:port` or `https://host:port`, without a path.
+        listen_host: address that clients connect to.
+        listen_port: its port; 0 lets the system choose (then `admin_host` must be set).
+        admin_host: address of Envoy's admin interface, or None for no admin. It has no
+            authentication and can stop Envoy: keep it on loopback.
+        admin_port: its port; 0 lets the system choose.
+        drain_timeout_ms: time between Envoy's first and its final GOAWAY when it drains.
+        backend_ca_file: authorities that an https backend's certificate is checked against.
+        access_log: one JSON line per request on standard output, without query strings.
+
+    Raises:
+        ConfigError: on construction; names every fault.
+    """
+
+    backend_url: str
+    listen_host: str = "0.0.0.0"
+    listen_port: int = 8080
+    admin_host: str | None = "127.0.0.1"
+    admin_port: int = 9901
+    drain_timeout_ms: int = 5_000
+    backend_ca_file: str = field(default_factory=system_ca_file)
+    access_log: bool = False
+
+    def __post_init__(self) -> None:
+        faults = [*_envoy_faults(self), *_filter_faults(self)]
+        if faults:
+            raise ConfigError(faults)
+
+    @property
+    def backend(self) -> Backend:
+        """The backend that `backend_url` names."""
+        return Backend.from_url(self.backend_url)
+
+
+def _filter_faults(options: FilterOptions) -> Iterator[Fault]:
+    """What is wrong with the filter's options."""
+    yield from _out_of_bounds(
+        ("ext_proc_port", options.ext_proc_port, 1, 65_535),
+        # Windows and limits of HTTP/2 end at 2 GiB.
+        ("max_body_bytes", options.max_body_bytes, 1_024, 1 << 30),
+        ("message_timeout_ms", options.message_timeout_ms, 1, MESSAGE_TIMEOUT_LIMIT_MS),
+        ("max_message_timeout_ms", options.max_message_timeout_ms, 1, MESSAGE_TIMEOUT_LIMIT_MS),
+        ("max_streams", options.max_streams, 1, 1_000_000),
+        ("stream_idle_timeout_ms", options.stream_idle_timeout_ms, 1, 7 * 86_400_000),
+    )
+    if options.max_message_timeout_ms < options.message_timeout_ms:
+        yield Fault("max_message_timeout_ms", "is below message_timeout_ms")
+
+
+def _envoy_faults(options: EnvoyOptions) -> Iterator[Fault]:
+    """What is wrong with the rest of an Envoy's options."""
+    for message in _url_faults(options.backend_url):
+        yield Fault("backend_url", message)
+    yield from _out_of_bounds(
+        ("listen_port", options.listen_port, 0, 65_535),
+        ("admin_port", options.admin_port, 0, 65_535),
+        ("drain_timeout_ms", options.drain_timeout_ms, 0, 3_600_000),
+    )
+    for name, host in (("listen_host", options.listen_host), ("admin_host", options.admin_host)):
+        if host is not None and not is_ip_literal(host):
+            yield Fault(name, f"{host!r} is not an IP address: Envoy binds to addresses only")
+    if options.listen_port == 0 and options.admin_host is None:
+        yield Fault("listen_port", "port 0 needs the admin interface to be found")
+
+
+def _out_of_bounds(*bounds: tuple[str, int, int, int]) -> Iterator[Fault]:
+    """A fault for each (name, value, lowest, highest) whose value is outside."""
+    for name, value, low, high in bounds:
+        if not low <= value <= high:
+            yield Fault(name, f"{value} is not between {low} and {high}")

@@ -19,9 +19,7 @@ _MAX_PARAM_CHARS = 64
 """How much of a name that a client invented is repeated to it."""
 
 _BLANKS = b" \t\n\r"
-_NAME = re.compile(
-    rb'[ \t\n\r]*[{,][ \t\n\r]*("[^"\\]*(?:\\.[^"\\]*)*")[ \t\n\r]*:[ \t\n\r]*', re.DOTALL
-)
+_NAME = re.compile(rb'[ \t\n\r]*[{,][ \t\n\r]*("[^"\\]*(?:\\.[^"\\]*)*")[ \t\n\r]*:[ \t\n\r]*')
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -86,4 +84,4 @@ def _repeated_field(body: bytes, raw: Mapping[str, msgspec.Raw]) -> str | None:
         seen.add(name)
         at += len(value)
     # A number may begin with the one that was kept (12 and 1): then the walk ended inside it.
-    return None if body[at:].strip(_BLANKS) in (b"}", b"{}") else name
+    return None if body[at:].strip(_BLANKS) == b"}" else name

@@ -22,6 +22,12 @@ TOKENS_PRIMING_REPLY = 3
 MAX_PROMPTS = 2_048
 """Prompts in one completion request; OpenAI's own bound on arrays of inputs."""
 
+MAX_PIECES = 65_536
+"""
+Messages, parts, tool calls and inputs of one request together: far more than any conversation has, and
+few enough to be walked through in some milliseconds.
+"""
+
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 
 _encode = msgspec.json.encode
@@ -40,7 +46,15 @@ class Prompt:
         prompts: prompts or inputs that the backend handles independently.
     """
 
-    __slots__ = ("audio_clips", "images", "overhead_tokens", "prompts", "texts", "token_ids")
+    __slots__ = (
+        "_pieces",
+        "audio_clips",
+        "images",
+        "overhead_tokens",
+        "prompts",
+        "texts",
+        "token_ids",
+    )
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -49,6 +63,7 @@ class Prompt:
         self.images = 0
         self.audio_clips = 0
         self.prompts = 1
+        self._pieces = 0
 
     def add_messages(self, messages: object, param: str) -> None:
         """
@@ -62,6 +77,7 @@ class Prompt:
             raise malformed(ErrorCode.INVALID_TYPE, text, param)
         if not messages:
             raise malformed(ErrorCode.EMPTY_ARRAY, f"'{param}' must not be empty.", param)
+        self._take_up(messages)
         self.overhead_tokens += TOKENS_PER_MESSAGE * len(messages)
         for index, message in enumerate(messages):
             if type(message) is not dict:
@@ -92,6 +108,7 @@ class Prompt:
             raise malformed(ErrorCode.ARRAY_TOO_LONG, text, param)
         self.prompts = len(inputs)
         if kinds == {list}:
+            self._take_up(inputs)
             if not set(map(type, chain.from_iterable(inputs))) <= {int}:
                 raise _not_inputs(param)
             self.token_ids += sum(map(len, inputs))
@@ -101,11 +118,17 @@ class Prompt:
             raise _not_inputs(param)
 
     def add_content(self, content: object) -> None:
-        """A text, or parts of a message; anything else adds nothing."""
+        """
+        A text, or parts of a message; anything else adds nothing.
+
+        Raises:
+            RequestError: 400, for more than `MAX_PIECES` altogether; so do the methods below.
+        """
         if type(content) is str:
             if content:
                 self.texts.append(content)
         elif type(content) is list:
+            self._take_up(content)
             for part in content:
                 if type(part) is dict:
                     self._add_part(part)
@@ -139,9 +162,16 @@ class Prompt:
         if type(calls) is dict:
             self._add_object(calls)
         elif type(calls) is list:
+            self._take_up(calls)
             for call in calls:
                 if type(call) is dict:
                     self._add_object(call)
+
+    def _take_up(self, pieces: list[object]) -> None:
+        self._pieces += len(pieces)
+        if self._pieces > MAX_PIECES:
+            text = f"The request holds more than {MAX_PIECES} messages, parts, calls or inputs."
+            raise malformed(ErrorCode.ARRAY_TOO_LONG, text)
 
     def _add_part(self, part: dict[str, object]) -> None:
         kind = part.get("type")

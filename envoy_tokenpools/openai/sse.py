@@ -44,7 +44,7 @@ class SseDecoder:
         self._skipping = False  # to the end of a line that is too long
         self._dropping = False  # to the end of an event that is too long
         self._skip_lf = False  # the last byte was a CR, so a leading LF belongs to it
-        self._idle = False  # begun, and nothing of the above is pending
+        self._idle = False  # between two events, and not before the first line
 
     def feed(self, data: bytes) -> list[bytes]:
         """The data of every event that `data` completes, in order; empty data is no event."""
@@ -80,9 +80,7 @@ class SseDecoder:
                 self._end_line(line.rstrip(b"\r\n"), events)
             else:
                 self._hold(line)
-        self._idle = self._begun and not (
-            self._line or self._data or self._skipping or self._dropping or self._skip_lf
-        )
+        self._idle = not (self._line or self._data or self._skipping or self._dropping)
         return events
 
     def _hold(self, piece: bytes) -> None:

@@ -343,7 +343,7 @@ class Transcript:
 
 
 def _place(value: object, default: int) -> int:
-    return value if type(value) is int else default
+    return value if isinstance(value, int) else default
 
 
 def _tokens(usage: dict[str, Any], name: str, synonym: str) -> int | None:

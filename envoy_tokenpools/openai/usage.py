@@ -104,9 +104,8 @@ class StreamMeter:
     def finish(self) -> Metered:
         """What was metered, an unterminated last event included."""
         if self._metered is None:
-            if not self._over:
-                for payload in self._decoder.finish():
-                    self._read(payload)  # a last event cut short by a disconnect is no fault
+            for payload in self._decoder.finish():
+                self._read(payload)  # a last event cut short by a disconnect is no fault
             self._over = True
             self._metered = _metered(self._transcript, self._unread + self._decoder.oversized)
         return self._metered

@@ -172,7 +172,7 @@ def test_a_ceiling_gets_a_bucket_when_it_is_set_and_loses_it_when_it_is_lifted()
     one = account()
     one.set_rates(terms(share=amount(), limits=Limits(tokens_per_second=100)), 1_000, 0)
     assert one.limit is not None
-    one.charge(100, within_share=False)
+    one.charge(100, within_share=False, guaranteed=False)
     one.set_rates(terms(share=amount(), limits=Limits(tokens_per_second=200)), 1_000, 0)
     assert one.limit.remaining == 100
     assert one.share.remaining == amount().tokens_per_second
@@ -183,7 +183,7 @@ def test_a_ceiling_gets_a_bucket_when_it_is_set_and_loses_it_when_it_is_lifted()
 def test_a_share_that_was_withdrawn_is_not_charged_to_its_successor() -> None:
     """No rate drains a bucket without one; a tenant that slept through a shortage starts afresh."""
     one = account()
-    one.charge(1_000, within_share=True)
+    one.charge(1_000, within_share=True, guaranteed=False)
     one.set_rates(terms(share=Resources.NONE), 1_000, 100)
     one.set_rates(terms(share=amount(1_000)), 1_000, 3_600_000)
     assert one.share.fits(1_000)
@@ -193,7 +193,7 @@ def test_an_account_that_holds_or_owes_anything_is_not_idle() -> None:
     """A lease, a remembered shed, or a bucket that still drains."""
     one = account()
     assert one.is_idle
-    one.charge(10, within_share=True)
+    one.charge(10, within_share=True, guaranteed=False)
     assert not one.is_idle
     one.drain(1_000)
     assert one.is_idle
@@ -201,7 +201,7 @@ def test_an_account_that_holds_or_owes_anything_is_not_idle() -> None:
     assert not one.is_idle
     one.hold(REQUEST, -1, 1_000)
     one.set_rates(terms(share=amount(), limits=Limits(tokens_per_second=10)), 1_000, 1_000)
-    one.charge(10, within_share=False)
+    one.charge(10, within_share=False, guaranteed=False)
     assert not one.is_idle
     one.drain(2_000)
     assert one.is_idle

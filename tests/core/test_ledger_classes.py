@@ -185,6 +185,20 @@ def test_a_bursting_dedicated_tenant_and_spot_never_get_more_tokens_than_there_a
     assert admitted <= 1_600 * (60 + 10) * 1.02
 
 
+def test_a_dedicated_tenant_alone_gets_all_the_tokens_of_the_pool() -> None:
+    """Its burst in sequences does not keep it from the tokens of its own baseline."""
+    one = desk(entitlement("d", DEDICATED, BASELINE))
+    held = [one.admit("d", cost(1)) for _ in range(15)]
+    admitted = 0
+    while one.now_ms < 60_000:
+        while isinstance(outcome := one.claim("d", cost(100)), Lease):
+            one.settle(outcome)
+            admitted += 100
+        one.now_ms += 100
+    assert admitted >= 1_600 * 60 * 0.98
+    assert len(held) == 15
+
+
 def test_a_dedicated_tenant_that_exhausts_its_tokens_hears_when_they_are_back() -> None:
     """All the pool's tokens are its own: the wait is that of its own bucket, not an hour."""
     whole = Resources(1_600, 6_000, 6)
@@ -216,7 +230,7 @@ def test_an_entitlement_that_is_removed_keeps_its_leases_and_withholds_nothing()
 def test_tokens_that_a_removed_entitlement_took_do_not_keep_its_account_for_ever() -> None:
     """Its share has no rate that would drain it."""
     one = desk(entitlement("e", ELASTIC, BASELINE))
-    one.settle(one.admit("e", cost(500)))
+    one.settle(one.admit("e", cost(5_000)))
     one.pool = pool(CAPACITY, SPOT_TENANT)
     one.pass_tick()
     one.pass_tick()

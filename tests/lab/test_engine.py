@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envoy_tokenpools.lab.engine import (
@@ -249,6 +249,7 @@ operations = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(
     operations=operations,
     slots=st.integers(1, 4),
@@ -302,6 +303,7 @@ def test_every_ticket_ends_and_slots_hold(
     assert [event.at_ms for event in told] == sorted(event.at_ms for event in told)
 
 
+@settings(deadline=None)
 @given(
     slots=st.integers(1, 16),
     rate=st.integers(1, 100_000),

@@ -40,8 +40,10 @@ def test_responses_stream() -> None:
         {"type": "response.function_call_arguments.delta", "output_index": 2, "delta": "1}"},
         {"type": "response.function_call_arguments.done", "output_index": 2, "arguments": "{}"},
         {"type": "response.audio.delta", "delta": "UklGRg=="},
+        {"type": "response.reasoning_summary_text.delta", "summary_index": 0, "delta": "s"},
+        {"type": "response.reasoning_summary_text.delta", "summary_index": 1, "delta": "t"},
     ]
-    texts = ("Let me", "ab", "c", "get_weather", '{"x":1}')
+    texts = ("Let me", "ab", "c", "get_weather", '{"x":1}', "s", "t")
     cut_off = of_stream(*events)
     assert (cut_off.usage, cut_off.texts, cut_off.finished) == (None, texts, False)
     whole = of_stream(*events, {"type": "response.completed", "response": final})
@@ -65,7 +67,7 @@ def test_responses_body() -> None:
             "object": "response",
             "error": None,
             "output": [
-                {"type": "reasoning", "summary": [], "content": [{"text": "hm"}]},
+                {"type": "reasoning", "summary": [{"text": "s"}], "content": [{"text": "hm"}]},
                 {
                     "type": "message",
                     "content": [
@@ -74,6 +76,7 @@ def test_responses_body() -> None:
                     ],
                 },
                 {"type": "function_call", "name": "f", "arguments": "{}"},
+                {"type": "custom_tool_call", "name": "g", "input": "in"},
                 None,
             ],
             "usage": {"input_tokens": 31, "output_tokens": 3},
@@ -81,7 +84,7 @@ def test_responses_body() -> None:
     )
     assert metered == Metered(
         Usage(31, 3),
-        ("hm", "a", "b", "f", "{}"),
+        ("hm", "s", "a", "b", "f", "{}", "g", "in"),
         finished=True,
         error=False,
         overflow_chars=0,
@@ -136,6 +139,8 @@ def test_anthropic_usage_alone() -> None:
     """Start and end are put together without any text between them."""
     metered = of_stream(_ANTHROPIC[0], {"type": "message_delta", "usage": {"output_tokens": 5}})
     assert metered.usage == Usage(10, 5)
+    silent = {"usage": {"input_tokens": 10, "output_tokens": 0}}
+    assert of_stream({"type": "message_start", "message": silent}).usage == Usage(10, 0)
 
 
 def test_anthropic_body() -> None:

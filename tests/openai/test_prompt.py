@@ -7,7 +7,7 @@ import pytest
 
 from envoy_tokenpools.errors import RequestError
 from envoy_tokenpools.openai.codes import ErrorCode
-from envoy_tokenpools.openai.prompt import Prompt
+from envoy_tokenpools.openai.prompt import MAX_PIECES, Prompt
 
 
 def read(*messages: Any) -> Prompt:
@@ -33,6 +33,7 @@ def test_parts_of_unknown_kinds_never_raise_and_add_only_text() -> None:
             {"type": "zzz", "data": "AAAA", "text": "seen"},
             {"type": ["text"], "text": "also"},
             {"type": None},
+            {"image_url": None, "input_audio": None},
             {},
             "hi",
             "",
@@ -264,3 +265,30 @@ def test_messages_are_a_list_of_objects(messages: Any, code: ErrorCode, param: s
         Prompt().add_messages(messages, "messages")
     error = caught.value
     assert (error.status, error.code, error.param) == (400, code, param)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{}] * MAX_PIECES,
+        [{"content": [{}] * (MAX_PIECES - 1)}],
+        [{"content": ["x"] * (MAX_PIECES - 1)}],
+        [{"tool_calls": [{}] * (MAX_PIECES - 1)}],
+        [{"content": [{"content": [{}] * (MAX_PIECES - 2)}]}],
+    ],
+)
+def test_the_pieces_of_a_request_are_bounded_together(messages: list[dict[str, Any]]) -> None:
+    """Walking through a body takes time by piece, wherever in it they are."""
+    Prompt().add_messages(messages, "messages")
+    with pytest.raises(RequestError) as caught:
+        Prompt().add_messages([*messages, {}], "messages")
+    assert (caught.value.status, caught.value.code) == (400, ErrorCode.ARRAY_TOO_LONG)
+
+
+@pytest.mark.parametrize("piece", ["x", [1], {"text": "x"}])
+def test_inputs_are_pieces_too(piece: Any) -> None:
+    """An embedding request may hold as many inputs, and not one more."""
+    Prompt().add_inputs([piece] * MAX_PIECES, "input", None)
+    with pytest.raises(RequestError) as caught:
+        Prompt().add_inputs([piece] * (MAX_PIECES + 1), "input", None)
+    assert caught.value.code == ErrorCode.ARRAY_TOO_LONG

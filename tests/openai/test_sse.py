@@ -30,6 +30,7 @@ def decoded(*pieces: bytes) -> list[bytes]:
         pytest.param(b"data: a\n\n\xef\xbb\xbfdata: b\n\n", [b"a"], id="no mark after the start"),
         pytest.param(b"data: a\n\xef\xbb\xbf\n\n", [b"a"], id="a mark is no blank line later on"),
         pytest.param(b"data: a\ndata: b\n\n", [b"a\nb"], id="lines joined with LF"),
+        pytest.param(b"data: a\r\ndata: b\r\n\r\n", [b"a\nb"], id="lines joined, CRLF"),
         pytest.param(b"data: a\ndata:\ndata\ndata: b\n\n", [b"a\n\n\nb"], id="empty data lines"),
         pytest.param(b"data:a\n\ndata:  b\n\n", [b"a", b" b"], id="one leading space is removed"),
         pytest.param(b": data: a\n\n:\n\n", [], id="comments"),
@@ -171,6 +172,7 @@ def _data_line(length: int) -> bytes:
         pytest.param(_data_line(LIMIT + 1), None, id="one byte too long"),
         pytest.param(_data_line(20 * LIMIT), None, id="much too long"),
         pytest.param(_data_line(LIMIT + 1) + b"\ndata: y", None, id="dropped with what follows"),
+        pytest.param(b"\n".join([_data_line(LIMIT + 1)] * 3), None, id="counted once"),
         pytest.param(
             b"data: y\n" + _data_line(LIMIT + 1), None, id="dropped with what came before"
         ),
@@ -200,6 +202,34 @@ def test_oversized_first_line_behind_a_byte_order_mark() -> None:
         b"a"
     ]
     assert decoder.oversized == 1
+
+
+@pytest.mark.usefixtures("_small_limit")
+@pytest.mark.parametrize(
+    ("feeds", "events", "oversized"),
+    [
+        ([_data_line(LIMIT) + b"\n\n"], [b"x" * (LIMIT - 6)], 0),
+        ([_data_line(LIMIT + 1) + b"\n\n"], [], 1),
+        ([_data_line(LIMIT + 1) + b"\n", b"data: same\n\n"], [], 1),
+        ([_data_line(LIMIT + 1), b"data: same\n\n"], [], 1),
+        ([b":" + b"x" * LIMIT, b"data: same\n\n"], [], 0),
+        ([b":" + b"x" * LIMIT, b"\n", b"data: a\n\n"], [b"a"], 0),
+    ],
+)
+def test_whole_feeds_after_an_oversized_one(
+    feeds: list[bytes], events: list[bytes], oversized: int
+) -> None:
+    """A feed that looks like one whole event is still part of the long one that it continues."""
+    decoder = SseDecoder()
+    fed = [event for feed in [b"\n", *feeds, b"data: after\n\n"] for event in decoder.feed(feed)]
+    assert fed == [*events, b"after"]
+    assert decoder.oversized == oversized
+
+
+@pytest.mark.usefixtures("_small_limit")
+def test_no_byte_order_mark_after_a_line_too_long() -> None:
+    """Only the very first line may have one, also when that line was skipped."""
+    assert decoded(b":" + b"x" * 200 + b"\n\xef\xbb\xbfdata: a\n\n") == []
 
 
 @pytest.mark.usefixtures("_small_limit")

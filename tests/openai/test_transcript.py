@@ -131,6 +131,7 @@ def test_largest_cumulative_value_never_the_sum() -> None:
     ]
     assert of_stream(*events, total(7, 5), total(7, 5)).usage == Usage(7, 5)
     assert of_stream(*events).usage == Usage(7, 5)
+    assert of_stream(total(7, 9), total(5, 4)).usage == Usage(7, 9)
 
 
 def test_per_choice_usage_is_summed_over_choices() -> None:
@@ -142,13 +143,23 @@ def test_per_choice_usage_is_summed_over_choices() -> None:
     assert of_stream(*events).usage == Usage(7, 8)
     assert of_stream(*events, total(7, 8)).usage == Usage(7, 8)
     assert of_stream(*events[:-1]).usage == Usage(7, 7)
+    falling = [
+        chunk({"content": "x"}, index, usage={"prompt_tokens": 7, "completion_tokens": n})
+        for index, n in ((0, 5), (0, 4), (1, 3))
+    ]
+    assert of_stream(*falling).usage == Usage(7, 8)
+    again = chunk({"content": "x"}, usage={"prompt_tokens": 7, "completion_tokens": 5})
+    assert of_stream(*falling, again).usage == Usage(7, 8)
 
 
 def test_usage_of_a_chunk_with_several_choices_is_the_total() -> None:
     """It cannot be attributed to one of them."""
     choices = [{"index": index, "delta": {"content": "x"}} for index in (0, 1)]
     reported = {"prompt_tokens": 7, "completion_tokens": 4}
-    assert of_stream({"choices": choices, "usage": reported}).usage == Usage(7, 4)
+    together = {"choices": choices, "usage": reported}
+    alone = chunk({"content": "x"}, usage={"prompt_tokens": 7, "completion_tokens": 3})
+    assert of_stream(together).usage == Usage(7, 4)
+    assert of_stream(together, alone).usage == Usage(7, 4)
 
 
 @pytest.mark.parametrize(
@@ -159,6 +170,10 @@ def test_incredible_numbers_are_ignored(number: object) -> None:
     """A count that is no count leaves the earlier report standing, and alone reports nothing."""
     assert of_stream(total(26, 9), total(number, number)).usage == Usage(26, 9)
     assert of_stream(total(number, number), total(26, 9)).usage == Usage(26, 9)
+    assert of_stream(total(number, number)).usage is None
+    other = {"input_tokens": number, "output_tokens": number}
+    assert of_stream({"usage": other}, total(26, 9), {"usage": other}).usage == Usage(26, 9)
+    assert of_stream({"usage": other}).usage is None
     assert of_stream(chunk({"content": "x"}), total(number, number)).usage is None
     assert of_stream(chunk({"content": "x"}), total(number, 9)).usage == Usage(None, 9)
     body = {"choices": [], "usage": {"prompt_tokens": 26, "completion_tokens": number}}
@@ -204,7 +219,20 @@ def test_both_spellings_of_usage(reported: dict[str, int]) -> None:
     assert of_body({"choices": [{"text": "x"}], "usage": reported}).usage == Usage(5, 9)
 
 
+def test_a_prompt_alone_says_nothing_of_a_stream_still_running() -> None:
+    """No completion is inferred before the end, nor where something could not be read."""
+    prompt = {"choices": [], "usage": {"prompt_tokens": 7}}
+    assert of_stream(prompt).usage == Usage(7, None)
+    assert of_stream(prompt, "[DONE]").usage == Usage(7, 0)
+    assert of_stream(prompt, "{broken", "[DONE]").usage == Usage(7, None)
+
+
 # The end, and errors
+
+
+def test_failed_response_is_an_error() -> None:
+    """A response that failed without saying why failed all the same."""
+    assert of_stream({"type": "response.failed"}).error
 
 
 def _finish(index: int, reason: object) -> dict[str, object]:

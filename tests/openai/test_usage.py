@@ -192,6 +192,19 @@ def test_settles_once() -> None:
     body = BodyMeter()
     first = fed(body, _BODY)
     assert fed(body, _BODY) is first
+    assert not body._body
+
+
+def test_nothing_is_held_or_seen_after_the_end() -> None:
+    """After `[DONE]` no bytes are kept, and after finishing nothing becomes a first output."""
+    meter = StreamMeter()
+    meter.feed(S + b"data: more")
+    meter.feed(b"and more")
+    assert not meter._decoder._line.endswith(b"and more")
+    late = StreamMeter()
+    late.finish()
+    late.feed(S)
+    assert not late.first_output
 
 
 # Broken and hostile bytes
