@@ -32,7 +32,7 @@ EXIT_USAGE = 2
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command in `argv` (the process's arguments if None); returns the exit status."""
-    arguments = _parser().parse_args(argv)
+    arguments = build_parser().parse_args(argv)
     configure_logs(arguments.log_level)
     try:
         status: int = arguments.run(arguments)
@@ -158,7 +158,9 @@ def _reloader(server: FilterServer, path: Path) -> Callable[[], Awaitable[None]]
 
     async def reload() -> None:
         try:
-            await server.reload(read_config(path, os.environ))
+            # Thousands of entitlements take seconds to read, and requests go on meanwhile.
+            config = await asyncio.to_thread(read_config, path, os.environ)
+            await server.reload(config)
             log.info("configuration reloaded")
         except ConfigError as error:
             server.config_refused()
@@ -212,7 +214,7 @@ def _address(text: str) -> str:
     return text
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="envoy-tokenpools",
         description="Fair, class-aware admission control for shared LLM backends, inside Envoy.",

@@ -50,7 +50,7 @@ _DECISION_BUCKETS = (
     *(0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
 )
-"""Seconds. A decision takes less than a millisecond; with `max_wait` it may take many seconds."""
+"""Seconds. A decision takes less than a millisecond; counting a prompt of megabytes takes longer."""
 
 _RATIO_BUCKETS = (0.25, 0.5, 0.67, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0)
 
@@ -75,7 +75,7 @@ REQUESTS = Family(
     ("pool", "entitlement", "service_class", "outcome", "reason"),
     "Requests by outcome: admitted, shed, rejected, evicted, bypassed. Look first when clients report 429: the reason"
     " says what was short. `admitted` with a reason is shadow mode: enforced, it would have been shed."
-    " A rise of `bypassed`: requests pass unmetered, see the store errors.",
+    " `bypassed` are requests to paths that no pool meters.",
 )
 COMPLETIONS = Family(
     "tokenpools_completions_total",
@@ -93,8 +93,8 @@ TOKENS = Family(
 DECISION_SECONDS = Family(
     "tokenpools_decision_seconds",
     ("pool",),
-    "Time from a request's arrival to its decision, waiting for capacity included. Look when latency grows in front of"
-    " the backend: a rise without waiting requests is a slow store or a busy processor, so add replicas.",
+    "Time that a decision took, counting the prompt's tokens included. Look when latency grows in front of the backend:"
+    " a rise is large prompts, a slow store or a busy processor.",
 )
 ESTIMATE_ERROR_RATIO = Family(
     "tokenpools_estimate_error_ratio",
@@ -111,8 +111,8 @@ TIME_TO_FIRST_TOKEN_SECONDS = Family(
 STORE_ERRORS = Family(
     "tokenpools_store_errors_total",
     ("kind",),
-    "Failed calls to the state store, by operation. Look at once when it rises: decisions then follow `on_store_error`,"
-    " not the pool's state; check that the store is up and reachable.",
+    "Failed calls to the state store, by operation. Look at once when it rises: requests are then answered with 503;"
+    " check that the store is up and reachable.",
 )
 CONFIG_RELOADS = Family(
     "tokenpools_config_reloads_total",
@@ -235,7 +235,8 @@ class PrometheusObserver:
         ].inc()
         if outcome is Outcome.EVICTED:
             return  # the same request was counted in full when it was admitted
-        self._decision_seconds[(pool,)].observe(event.decision_us / 1e6)
+        if pool:  # else there was nothing to decide
+            self._decision_seconds[(pool,)].observe(event.decision_us / 1e6)
         if event.estimated_prompt_tokens > 0:
             self._tokens[pool, entitlement, "estimated_prompt", None].inc(
                 event.estimated_prompt_tokens

@@ -51,7 +51,7 @@ def _model_name(value: str) -> str:
 Name = Annotated[str, AfterValidator(_name)]
 ModelName = Annotated[str, AfterValidator(_model_name)]
 Count = Annotated[int, BeforeValidator(QuantityRange(1))]
-CountOrNone = Annotated[int, BeforeValidator(QuantityRange(0))]
+CountOrZero = Annotated[int, BeforeValidator(QuantityRange(0))]
 Bytes = Annotated[int, BeforeValidator(_BYTES)]
 Vocabulary = Literal["cl100k_base", "o200k_base"]
 
@@ -201,8 +201,8 @@ class PoolFields(CapacityFields):
     kv_bytes_per_token: int = Field(default=None, validate_default=True)
     tokenizer: Vocabulary = "o200k_base"
     default_max_tokens: Count = 256
-    image_tokens: CountOrNone = 1_024
-    audio_tokens: CountOrNone = 1_024
+    image_tokens: CountOrZero = 1_024
+    audio_tokens: CountOrZero = 1_024
     output_estimate: Annotated[OutputEstimate, Field(strict=False)] = OutputEstimate.P95
     mode: Annotated[Mode, Field(strict=False)] = Mode.ENFORCE
     window: Annotated[int, BeforeValidator(DurationRange(1_000, 3_600_000))] = 10_000

@@ -94,7 +94,7 @@ class Ledger:
         if known is not None:
             return known
         account = self._account(claim, now_ms)
-        within_share = _fits(account, claim.terms.share, account.share, claim.cost)
+        within_share = _fits_share(account, claim.terms.share, claim.cost)
         within_guarantee = claim.terms.guarantee.concurrency > 0 and _fits(
             account, claim.terms.guarantee, account.guarantee, claim.cost
         )
@@ -374,6 +374,17 @@ def _fits(account: Account, amount: Resources, bucket: TokenBucket, cost: Cost) 
         and account.kv_bytes + cost.kv_bytes <= amount.kv_bytes
         and bucket.fits(cost.tokens)
     )
+
+
+def _fits_share(account: Account, share: Resources, cost: Cost) -> bool:
+    """
+    Whether the account stays within its share; the first request always does, while there is a share at all.
+
+    As an untouched bucket admits a cost deeper than itself: else a share smaller than any one request would be none.
+    """
+    if account.in_flight == 0 and share.concurrency and share.kv_bytes:
+        return account.share.fits(cost.tokens)
+    return _fits(account, share, account.share, cost)
 
 
 def _withdrawn(terms: Terms) -> Terms:

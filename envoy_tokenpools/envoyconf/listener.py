@@ -57,10 +57,12 @@ STRIPPED_PREFIXES = (
     "x-tokenpools-",  # ours: only the filter may set them
     "x-llm-d-inference-",  # priority and fairness as the engine reads them
     "x-gateway-inference-",  # the older spelling
-    "x-envoy-retry-",  # retries: a client could make one metered request many
+    # Retries and timeouts: one metered request could become many. Envoy takes them off by itself
+    # only where it holds the client for an external one.
+    "x-envoy-retry-",
     "x-envoy-max-retries",
     "x-envoy-hedge-",
-    "x-envoy-upstream-rq-",  # timeouts
+    "x-envoy-upstream-rq-",
 )
 """Request headers that a client may not set, removed before any filter runs."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -286,7 +287,7 @@ def test_7_restored_capacity_is_handed_out_slowly(
     capacity, members = case
     ramp = Ramp(Resources.NONE, capacity, since_ms=0, per_second=percent / 100)
     usable = [ramp.usable(now_ms) for now_ms in sorted(times)]
-    for earlier, later in zip(usable, usable[1:], strict=False):
+    for earlier, later in pairwise(usable):
         assert earlier.within(later)
     for amount in usable:
         total = sum(allocate(amount, members).shares.values(), start=Resources.NONE)
@@ -396,7 +397,7 @@ def test_a_pool_without_members_is_allocated_to_nobody(capacity: Resources) -> N
 
 
 def test_a_thousand_entitlements_are_exact() -> None:
-    """Twelve thousand sequences over a thousand elastic tenants of rising weight: all handed out, in order of weight."""
+    """Twelve thousand sequences over a thousand elastic tenants of rising weight: all handed out, by weight."""
     members = [want(f"tenant-{i:04}", ELASTIC, 24, 24, 20.0 + i / 10) for i in range(1_000)]
     got = sequences(12_000, *members)
     granted = [got[member.name] for member in members]

@@ -9,9 +9,7 @@ RATES = st.integers(0, 10_000)
 WINDOWS = st.integers(1, 60_000)
 COSTS = st.integers(1, 1_000_000)
 
-BUCKETS = st.builds(
-    TokenBucket, rate=RATES, window_ms=WINDOWS, used_milli=st.integers(0, 10**9)
-)
+BUCKETS = st.builds(TokenBucket, rate=RATES, window_ms=WINDOWS, used_milli=st.integers(0, 10**9))
 
 
 def bucket(rate: int = 100, window_ms: int = 10_000, used: int = 0) -> TokenBucket:
@@ -123,7 +121,9 @@ def test_the_wait_is_the_first_millisecond_at_which_it_fits(one: TokenBucket, to
     assert one.fits(tokens)
 
 
-@given(st.integers(1, 1_000), WINDOWS, st.lists(st.tuples(COSTS, st.integers(0, 5_000)), max_size=40))
+@given(
+    st.integers(1, 1_000), WINDOWS, st.lists(st.tuples(COSTS, st.integers(0, 5_000)), max_size=40)
+)
 def test_what_is_admitted_over_a_time_is_bounded(
     rate: int, window_ms: int, arrivals: list[tuple[int, int]]
 ) -> None:

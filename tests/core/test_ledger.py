@@ -56,13 +56,12 @@ def total(ledger: Ledger) -> InUse:
 def test_of_five_simultaneous_claims_of_100_on_250_exactly_two_are_admitted(resource: str) -> None:
     """Whichever resource is short; a refusal takes nothing."""
     ledger = Ledger()
-    units = {
-        "tokens": (amount(tokens_per_second=250), {"tokens": 100}),
-        "kv": (amount(kv_bytes=250), {"tokens": 1, "kv_bytes": 100}),
-        "concurrency": (amount(sequences=250), {"tokens": 1, "sequences": 100}),
-    }
-    usable, need = units[resource]
-    outcomes = [take(ledger, f"l{i}", usable=usable, **need) for i in range(5)]
+    usable, what = {
+        "tokens": (amount(tokens_per_second=250), cost(100)),
+        "kv": (amount(kv_bytes=250), cost(kv_bytes=100)),
+        "concurrency": (amount(sequences=250), cost(sequences=100)),
+    }[resource]
+    outcomes = [ledger.reserve(claim(f"l{i}", what, SURPLUS, usable), 0) for i in range(5)]
     assert [admitted(outcome) for outcome in outcomes] == [True, True, False, False, False]
     refusal = refused(outcomes[2])
     assert refusal.reason is Reason.POOL_CONTENDED
@@ -71,7 +70,7 @@ def test_of_five_simultaneous_claims_of_100_on_250_exactly_two_are_admitted(reso
 
 
 @pytest.mark.parametrize(("tokens", "fits"), [(50, True), (51, False)])
-def test_a_cost_equal_to_what_remains_is_admitted(tokens: int, fits: bool) -> None:
+def test_a_cost_equal_to_what_remains_is_admitted(tokens: int, *, fits: bool) -> None:
     """And one token more is not."""
     ledger = Ledger()
     take(ledger, "first", 200, amount(250))
@@ -377,7 +376,7 @@ def test_nobody_beyond_its_share_passes_one_who_was_refused_inside_its_own() -> 
 @pytest.mark.parametrize(
     ("share", "need", "resource", "available"),
     [
-        (amount(sequences=2), (1, 3, 0), Resource.CONCURRENCY, 2),
+        (amount(sequences=3), (1, 3, 0), Resource.CONCURRENCY, 2),
         (amount(kv_bytes=50), (1, 1, 60), Resource.KV_CACHE, 50),
         (amount(tokens_per_second=30), (31, 1, 0), Resource.TOKENS, 29),
     ],
@@ -390,14 +389,35 @@ def test_a_low_priority_refusal_names_what_of_the_share_was_short(
     whose = terms("light", weight=0.1, share=share)
     take(ledger, "held", 1, usable, whose=CRITICAL)
     assert not admitted(take(ledger, "c", 1, usable, whose=CRITICAL, sequences=100))
-    if resource is Resource.TOKENS:
-        assert admitted(take(ledger, "l1", 1, usable, whose=whose))
+    assert admitted(take(ledger, "l1", 1, usable, whose=whose))
     tokens, sequences, kv_bytes = need
     refusal = refused(
         take(ledger, "l2", tokens, usable, whose=whose, sequences=sequences, kv_bytes=kv_bytes)
     )
     assert (refusal.reason, refusal.resource) == (Reason.LOW_PRIORITY, resource)
     assert (refusal.need, refusal.available) == (max(need), available)
+
+
+@pytest.mark.parametrize(
+    ("share", "admits"),
+    [
+        (Resources(10, 50, 1), True),
+        (Resources(10, 0, 1), False),
+        (Resources(10, 50, 0), False),
+        (Resources(0, 50, 1), False),
+    ],
+)
+def test_the_first_request_is_inside_a_share_that_is_smaller_than_it(
+    share: Resources, *, admits: bool
+) -> None:
+    """A tenant that holds nothing is not passed over for ever; the second request counts in full."""
+    ledger, usable = Ledger(), amount(sequences=100)
+    take(ledger, "held", 1, usable, whose=CRITICAL)
+    assert not admitted(take(ledger, "c", 1, usable, whose=CRITICAL, sequences=100))
+    whose = terms("light", weight=0.1, share=share)
+    first = take(ledger, "l1", 60, usable, whose=whose, sequences=2, kv_bytes=60)
+    assert admitted(first) is admits
+    assert not admitted(take(ledger, "l2", 1, usable, whose=whose, kv_bytes=1))
 
 
 def test_the_last_slot_goes_to_the_under_served() -> None:

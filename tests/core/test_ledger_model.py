@@ -99,6 +99,7 @@ class LedgerModel(RuleBasedStateMachine):
         cost: Cost,
         ttl_ms: int,
         fingerprint: int,
+        *,
         is_retry: bool,
         enforce: bool,
     ) -> object:

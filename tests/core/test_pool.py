@@ -55,7 +55,7 @@ def test_a_guaranteed_baseline_is_a_ceiling_by_itself(limits: Limits, ceilings: 
     ],
 )
 def test_a_dedicated_baseline_is_never_lent(
-    service_class: ServiceClass, lend: bool, lends: bool
+    service_class: ServiceClass, *, lend: bool, lends: bool
 ) -> None:
     """Whatever `lend` says; a guaranteed one follows it."""
     assert entitlement("a", service_class, BASELINE, lend=lend).lends is lends

@@ -1,5 +1,7 @@
 """The ramp: a loss counts at once, what comes back becomes usable slowly."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,5 +78,5 @@ def test_usable_moves_one_way_between_start_and_target(
     ramp = Ramp(start, target, since_ms=0, per_second=per_second)
     usable = [ramp.usable(now_ms) for now_ms in sorted(times)]
     assert all(amount.within(target) for amount in usable)
-    assert all(one.within(other) for one, other in zip(usable, usable[1:], strict=False))
+    assert all(one.within(other) for one, other in pairwise(usable))
     assert ramp.usable(round(1_000 / per_second) + 1) == target

@@ -28,7 +28,7 @@ def test_amounts_add_up_resource_by_resource(one: Resources, other: Resources) -
 
 @given(AMOUNTS, st.integers(0, 20))
 def test_replicas_multiply(one: Resources, replicas: int) -> None:
-    """n replicas hold n times as much."""
+    """So many replicas hold so many times as much."""
     assert one.times(replicas) == sum([one] * replicas, start=Resources.NONE)
 
 

@@ -190,16 +190,14 @@ def test_debts_survive_a_restart() -> None:
 
 
 @pytest.mark.parametrize("declared", [True, False])
-def test_retries_do_not_inflate_demand(declared: bool) -> None:
+def test_retries_do_not_inflate_demand(*, declared: bool) -> None:
     """A refused client that tries again every 100 ms has the debt and demand of one that tried once."""
 
     def standing(tries: int) -> Standing:
         desk = Desk.of(pool(Resources(240, 16_000, 1), elastic(), entitlement("spot", SPOT)))
         desk.admit("spot", cost(1))
         for number in range(tries):
-            outcome = desk.claim(
-                "e", cost(300), fingerprint=7, is_retry=declared and number > 0
-            )
+            outcome = desk.claim("e", cost(300), fingerprint=7, is_retry=declared and number > 0)
             assert isinstance(outcome, Refusal)
             desk.now_ms += 100
         return desk.pass_tick(5_000 - desk.now_ms).standings["e"]

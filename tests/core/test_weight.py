@@ -48,7 +48,9 @@ def test_the_base_weights_of_experiment_2(slo_ms: int, expected: float) -> None:
     assert round(paper_weight(slo_ms), 1) == expected
 
 
-@pytest.mark.parametrize(("slo_ms", "debt", "expected"), [(30_000, 0.775, 83.0), (500, 0.607, 321.7)])
+@pytest.mark.parametrize(
+    ("slo_ms", "debt", "expected"), [(30_000, 0.775, 83.0), (500, 0.607, 321.7)]
+)
 def test_the_weights_at_peak_debt_of_experiment_2(
     slo_ms: int, debt: float, expected: float
 ) -> None:

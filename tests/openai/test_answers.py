@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envoy_tokenpools.errors import RequestError
@@ -89,6 +89,7 @@ def test_durations_are_printed_as_go_prints_them(duration_ms: int, printed: str)
     assert go_duration(duration_ms) == printed
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**53))
 def test_a_printed_duration_reads_back_exactly(duration_ms: int) -> None:
     """Nothing is rounded away, and minutes and seconds stay below 60 where a larger unit exists."""
@@ -122,6 +123,7 @@ def test_a_bucket_in_debt_is_reported_as_empty() -> None:
     assert headers["ratelimit-policy"] == '"default";q=1000;w=1;qu="tokens"'
 
 
+@settings(deadline=None)
 @given(ANY_LIMITS)
 def test_limit_headers_are_well_formed_whatever_the_numbers(limits: RateLimits) -> None:
     """Plain non-negative integers, Go durations, and structured-field integers of 15 digits."""
@@ -160,6 +162,7 @@ def test_a_shed_request_is_told_when_to_come_back(
     assert headers["ratelimit"].endswith(f";t={seconds}")
 
 
+@settings(deadline=None)
 @given(st.integers(-(2**70), 2**70), ANY_LIMITS)
 def test_waits_are_positive_and_agree(retry_after_ms: int, limits: RateLimits) -> None:
     """0 < retry-after-ms <= retry-after * 1000 < retry-after-ms + 1000, up to the ceiling."""

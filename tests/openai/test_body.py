@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envoy_tokenpools.errors import RequestError
@@ -40,6 +40,7 @@ def escaped(name: str, draw: st.DataObject) -> str:
     return f'"{"".join(units)}"'
 
 
+@settings(deadline=None)
 @given(st.data(), st.lists(st.tuples(NAMES, VALUES), max_size=5))
 def test_a_repeated_field_is_refused_however_it_is_written(
     data: st.DataObject, pairs: list[tuple[str, str]]
@@ -165,6 +166,7 @@ def test_a_broken_body_is_a_400(body: bytes) -> None:
     assert caught.value.param is None
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=40))
 def test_no_bytes_raise_anything_else(body: bytes) -> None:
     """Whatever arrives, either fields or a `RequestError` come out."""
@@ -175,9 +177,12 @@ def test_no_bytes_raise_anything_else(body: bytes) -> None:
     assert isinstance(fields, dict)
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(
-        st.text(max_size=5), st.recursive(st.none() | st.text(max_size=5), st.lists), max_size=5
+        st.text(max_size=5),
+        st.recursive(st.none() | st.text(max_size=5), st.lists, max_leaves=5),
+        max_size=5,
     )
 )
 def test_every_way_to_write_an_object_gives_its_fields(fields: dict[str, Any]) -> None:

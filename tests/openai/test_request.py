@@ -5,7 +5,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envoy_tokenpools.openai.codes import ErrorCode
@@ -49,6 +49,7 @@ def test_a_metered_path_is_metered_however_it_is_spelled(endpoint: Endpoint, spe
     assert endpoint_of(spelling.format(endpoint.value)) is endpoint
 
 
+@settings(deadline=None)
 @given(st.sampled_from(Endpoint), st.data())
 def test_percent_encoding_is_no_way_around(endpoint: Endpoint, data: st.DataObject) -> None:
     """Any characters encoded, once or twice, and any slash doubled."""
@@ -88,6 +89,7 @@ def test_other_paths_are_not_metered(path: str) -> None:
     assert endpoint_of(path) is None
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_no_path_raises(path: str) -> None:
     """Whatever a client asks for, it is an endpoint or none."""

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from envoy_tokenpools.errors import RequestError
@@ -19,6 +19,9 @@ from envoy_tokenpools.openai.request import (
 from tests.support.bodies import SMALLEST, outcome, refusal
 
 SECRET = "marmalade"
+
+# Making deep values is slow on a busy machine, which says nothing about reading them.
+UNHURRIED = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.mark.parametrize("endpoint", Endpoint)
@@ -110,7 +113,7 @@ def check(endpoint: Endpoint, body: bytes) -> None:
     assert {type(facts.stream), type(facts.usage_requested), type(facts.echo)} == {bool}
 
 
-@settings(max_examples=300)
+@UNHURRIED
 @given(st.sampled_from(Endpoint), st.dictionaries(NAMES, JSON, max_size=6))
 def test_no_json_raises_anything_else(endpoint: Endpoint, fields: dict[str, Any]) -> None:
     """Values of any type in any place."""
@@ -118,7 +121,7 @@ def test_no_json_raises_anything_else(endpoint: Endpoint, fields: dict[str, Any]
     check(endpoint, json.dumps(fields | SMALLEST[endpoint]).encode())
 
 
-@settings(max_examples=300)
+@UNHURRIED
 @given(st.sampled_from(Endpoint), st.lists(JSON, min_size=1, max_size=4))
 def test_no_content_raises_anything_else(endpoint: Endpoint, parts: list[Any]) -> None:
     """Parts of any shape in an otherwise proper request."""
@@ -127,7 +130,7 @@ def test_no_content_raises_anything_else(endpoint: Endpoint, parts: list[Any]) -
     check(endpoint, json.dumps(fields).encode())
 
 
-@settings(max_examples=300)
+@UNHURRIED
 @given(st.sampled_from(Endpoint), st.data())
 def test_no_damaged_body_raises_anything_else(endpoint: Endpoint, data: st.DataObject) -> None:
     """A proper body with bytes changed, put in, cut out or repeated."""
@@ -142,6 +145,7 @@ def test_no_damaged_body_raises_anything_else(endpoint: Endpoint, data: st.DataO
     check(endpoint, bytes(body))
 
 
+@UNHURRIED
 @given(st.sampled_from(Endpoint), st.dictionaries(NAMES, JSON, max_size=4))
 def test_the_same_request_written_otherwise_has_the_same_facts(
     endpoint: Endpoint, fields: dict[str, Any]
