@@ -179,9 +179,9 @@ def _run_loop(main_task: Coroutine[Any, Any, None]) -> int:
 
 def _envoy_options(arguments: argparse.Namespace, config: Config) -> EnvoyOptions:
     host, port = _host_port(arguments.listen)
-    ext_proc = getattr(arguments, "ext_proc", "127.0.0.1:9002")
+    ext_proc = getattr(arguments, "ext_proc", "127.0.0.1:50051")
     is_unix = ext_proc.startswith("unix:")
-    ext_proc_host, ext_proc_port = ("127.0.0.1", 9002) if is_unix else _host_port(ext_proc)
+    ext_proc_host, ext_proc_port = ("127.0.0.1", 50051) if is_unix else _host_port(ext_proc)
     return EnvoyOptions(
         backend_url=arguments.backend,
         listen_host=host,
@@ -215,6 +215,7 @@ def _address(text: str) -> str:
 
 
 def build_parser() -> argparse.ArgumentParser:
+    """The commands and their arguments; each sets `run` to the function that does it."""
     parser = argparse.ArgumentParser(
         prog="envoy-tokenpools",
         description="Fair, class-aware admission control for shared LLM backends, inside Envoy.",
@@ -245,7 +246,7 @@ def build_parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--ext-proc",
         type=_address,
-        default="0.0.0.0:9002",
+        default="0.0.0.0:50051",
         metavar="ADDR",
         help="HOST:PORT or unix:/PATH",
     )
@@ -259,7 +260,7 @@ def build_parser() -> argparse.ArgumentParser:
     envoy = commands.add_parser("envoy-config", help="print an Envoy configuration for a backend")
     _add_config(envoy)
     _add_envoy(envoy, listen="0.0.0.0:8080")
-    envoy.add_argument("--ext-proc", type=_address, default="127.0.0.1:9002", metavar="ADDR")
+    envoy.add_argument("--ext-proc", type=_address, default="127.0.0.1:50051", metavar="ADDR")
     envoy.add_argument("--envoy-admin-port", type=int, default=9901, metavar="PORT")
     envoy.set_defaults(run=_envoy_config)
     return parser

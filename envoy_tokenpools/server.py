@@ -41,7 +41,7 @@ class Listen:
         admin_port: of the admin HTTP; 0 picks a free one, None leaves it out.
     """
 
-    ext_proc: str = "127.0.0.1:9002"
+    ext_proc: str = "127.0.0.1:50051"
     admin_host: str = "127.0.0.1"
     admin_port: int | None = 9090
 

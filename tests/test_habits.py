@@ -16,7 +16,7 @@ BIN = Path(sys.executable).parent
 @pytest.mark.parametrize(
     "command",
     [("lint-imports",), ("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy",)],
-    ids=lambda command: " ".join(command),
+    ids=" ".join,
 )
 def test_the_house_rules_hold(command: tuple[str, ...]) -> None:
     """Each tool finds nothing."""

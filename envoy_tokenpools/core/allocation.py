@@ -19,7 +19,8 @@ Who may use how much of a pool: a pure function, specified by its properties.
 All arithmetic is exact on integers; weights are scaled to integers once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from envoy_tokenpools.core.pool import ServiceClass
@@ -100,27 +101,28 @@ def share_out(total: int, wanted: Sequence[int], weights: Sequence[int]) -> list
     granted = [0] * len(wanted)
     if sum(wanted) <= total:
         return list(wanted)
-    # Ascending by wanted / weight, compared as integers far finer than a unit.
-    order = sorted(
-        (i for i, units in enumerate(wanted) if units > 0),
-        key=lambda i: ((wanted[i] << 64) // weights[i], -weights[i], i),
+    # Ascending by wanted / weight: fine enough to tell any two such ratios apart while weights are below 2**63.
+    order = deque(
+        sorted(
+            (i for i, units in enumerate(wanted) if units > 0),
+            key=lambda i: ((wanted[i] << 128) // weights[i], -weights[i], i),
+        )
     )
     rest, weight_sum = total, sum(weights[i] for i in order)
-    for position, i in enumerate(order):
-        if wanted[i] * weight_sum > rest * weights[i]:
-            _divide(rest, weight_sum, order[position:], wanted, weights, granted)
-            break
+    # Ends before `order` does, as more is wanted than there is.
+    while wanted[order[0]] * weight_sum <= rest * weights[order[0]]:
+        i = order.popleft()
         granted[i] = wanted[i]
         rest -= wanted[i]
         weight_sum -= weights[i]
+    _divide(rest, weight_sum, order, weights, granted)
     return granted
 
 
 def _divide(
     rest: int,
     weight_sum: int,
-    hungry: Sequence[int],
-    wanted: Sequence[int],
+    hungry: Iterable[int],
     weights: Sequence[int],
     granted: list[int],
 ) -> None:
@@ -132,13 +134,8 @@ def _divide(
         granted[i] = quota
         left -= granted[i]
         remainders.append((-remainder, -weights[i], i))
-    remainders.sort()
-    for _, _, i in remainders:
-        if left == 0:
-            break
-        if granted[i] < wanted[i]:
-            granted[i] += 1
-            left -= 1
+    for _, _, i in sorted(remainders)[:left]:
+        granted[i] += 1
 
 
 @dataclass(slots=True)

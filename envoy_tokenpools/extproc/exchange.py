@@ -28,6 +28,7 @@ from envoy_tokenpools.extproc import replies
 from envoy_tokenpools.extproc.incoming import Head, head_from_attributes, head_from_headers
 from envoy_tokenpools.extproc.wire import (
     BUFFERED,
+    NONE,
     HttpBody,
     HttpHeaders,
     ProcessingRequest,
@@ -98,11 +99,13 @@ class Phase(enum.Enum):
 
 _REQUEST_HEADERS = (Reply(replies.CONTINUE_REQUEST_HEADERS),)
 _REQUEST_BODY = (Reply(replies.CONTINUE_REQUEST_BODY),)
+_BUFFER_REQUEST_BODY = (Reply(replies.BUFFER_REQUEST_BODY),)
 _REQUEST_TRAILERS = (Reply(replies.CONTINUE_REQUEST_TRAILERS),)
 _RESPONSE_HEADERS = (Reply(replies.CONTINUE_RESPONSE_HEADERS),)
 _RESPONSE_BODY = (Reply(replies.CONTINUE_RESPONSE_BODY),)
 _RESPONSE_TRAILERS = (Reply(replies.CONTINUE_RESPONSE_TRAILERS),)
 _UNMETERED = Tell(Decided(Decision.BYPASSED, reason="unmetered"))
+_BODY_NOT_SENT = Tell(Decided(Decision.BYPASSED, reason="body_not_sent"))
 
 
 class Exchange:
@@ -120,7 +123,7 @@ class Exchange:
         self._max_body_bytes = max_body_bytes
         self._phase = Phase.OPENING
         self._observes = False
-        self._buffered = False
+        self._body_mode: int | None = None
         self._started_us = 0
         self._head: Head | None = None
         self._rights: Rights = ()
@@ -138,7 +141,7 @@ class Exchange:
         if message.observability_mode:
             self._observes = True
         if message.protocol_config is not None:
-            self._buffered = message.protocol_config.request_body_mode == BUFFERED
+            self._body_mode = message.protocol_config.request_body_mode
         try:
             actions = self._dispatch(message, now_us)
         except RequestError as error:
@@ -210,6 +213,9 @@ class Exchange:
         self._open(head, now_us)
         if message.end_of_stream:
             raise RequestError(400, "invalid_json", "The request has no body.")
+        if self._body_mode == NONE:
+            self._body_mode = BUFFERED
+            return _BUFFER_REQUEST_BODY
         return _REQUEST_HEADERS
 
     def _request_body(self, message: HttpBody, whole: ProcessingRequest, now_us: int) -> Actions:
@@ -226,7 +232,8 @@ class Exchange:
         if self._body_bytes > self._max_body_bytes:
             raise self._too_large()
         self._body.append(message.body)
-        if message.end_of_stream or self._buffered:
+        # A request with trailers has no end of stream on its body: the buffered one is whole nevertheless.
+        if message.end_of_stream or self._body_mode == BUFFERED:
             return self._decide(_REQUEST_BODY)
         return _REQUEST_BODY
 
@@ -289,6 +296,10 @@ class Exchange:
     # ------------------------------------------------------------------ response
 
     def _response_headers(self, message: HttpHeaders) -> Actions:
+        if self._phase is Phase.COLLECTING:
+            # The request went upstream without its body ever having been shown to us.
+            self._phase = Phase.PASSING
+            return (_BODY_NOT_SENT, *_RESPONSE_HEADERS)
         if self._phase is not Phase.ADMITTED or self._admitted is None:
             return _RESPONSE_HEADERS
         headers = dict(headers_of(message, RESPONSE_HEADERS))

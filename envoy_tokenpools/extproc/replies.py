@@ -59,6 +59,18 @@ PASS_UNMETERED = bytes(
 )
 """Continue, and send us no more of this request: neither a large upload nor a websocket waits for us."""
 
+BUFFER_REQUEST_BODY = bytes(
+    ext_proc.ProcessingResponse(
+        request_headers=ext_proc.HeadersResponse(response=_continue()),
+        mode_override=ext_proc_filter.ProcessingMode(
+            request_body_mode=_Mode.BUFFERED,
+            response_header_mode=_Header.SEND,
+            response_body_mode=_Mode.STREAMED,
+        ),
+    )
+)
+"""Continue, but send us the body: for a metered request on a route that is configured to keep its body from us."""
+
 ADMIT_REQUEST_BODY = bytes(
     ext_proc.ProcessingResponse(
         request_body=ext_proc.BodyResponse(

@@ -88,6 +88,9 @@ class ProcessingRequest(betterproto2.Message):
     protocol_config: "ProtocolConfiguration | None" = _message(11)
 
 
+NONE = 0
+"""`ProcessingMode.BodySendMode.NONE`: no body message comes."""
+
 BUFFERED = 2
 """`ProcessingMode.BodySendMode.BUFFERED`: the one body message holds the whole body."""
 

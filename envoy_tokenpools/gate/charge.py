@@ -39,7 +39,10 @@ def charge(outcome: Outcome, counted_tokens: int) -> Charge:
     The charge for `outcome`; `counted_tokens` is the tokenizer's count of its generated texts, if `needs_count`.
 
     - Reported usage is taken as it is.
-    - A backend that refused (status 400 and above) delivered nothing: nothing is charged that it did not report.
+    - A backend that refused (status 400 and above, Envoy's own errors among them) delivered nothing: nothing is charged
+      that it did not report.
+    - A client that left before any answer is charged its prompt, which the backend may have read by then: leaving early
+      must not be a way to have prompts processed for nothing.
     - Otherwise the prompt is charged as estimated and the output as counted; where the output could not be read, as
       reserved.
     """

@@ -13,7 +13,7 @@ from envoy_tokenpools.core.admission import Claim, Refusal
 from envoy_tokenpools.core.cost import Need, estimate
 from envoy_tokenpools.core.pool import Mode
 from envoy_tokenpools.core.tick import is_served
-from envoy_tokenpools.errors import StoreError
+from envoy_tokenpools.errors import RequestError, StoreError
 from envoy_tokenpools.gate import answering
 from envoy_tokenpools.gate.charge import Charge, charge, needs_count
 from envoy_tokenpools.gate.directory import Directory
@@ -107,7 +107,7 @@ class Gate:
         Decide on a request (admission rules 3 to 5).
 
         Raises:
-            RequestError: 400, the request can never fit.
+            RequestError: 400, the request can never fit; 404, a reload has just removed the entitlement.
         """
         started_us = self._clock.now_us()
         pool, entitlement, facts = order.pool, order.entitlement, order.facts
@@ -124,9 +124,12 @@ class Gate:
         learned = live.output_history(entitlement.name, learning_key(pool, facts.model)).p95
         need = Need(prompt, facts.sequences, facts.max_output_tokens, facts.decodes)
         cost = estimate(pool, entitlement, need, learned)
+        terms = live.tick.terms.get(entitlement.name)
+        if terms is None:
+            raise RequestError(404, "model_not_found", "The entitlement has just been removed.")
         claim = Claim(
             lease_id=self._new_lease_id(),
-            terms=live.tick.terms[entitlement.name],
+            terms=terms,
             cost=cost,
             usable=live.ramp.usable(self._clock.now_ms()),
             window_ms=pool.window_ms,

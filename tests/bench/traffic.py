@@ -39,7 +39,7 @@ pools:
 
 def request_body(*, stream: bool) -> bytes:
     """A chat request of 150 bytes (a few more when it asks for a stream)."""
-    text = "In one sentence, why is the sky blue in daylight and red at dusk?"
+    text = "In one sentence, why is the sky blue in the daylight and red at dusk?"
     fields: dict[str, object] = {
         "model": "bench-model",
         "messages": [{"role": "user", "content": text}],

@@ -101,13 +101,13 @@ def oracle(total: int, members: Sequence[Want], pick: Pick) -> list[Fraction]:
 
     Left out: baselines of those who ask for nothing, which are made whole from what nobody wants.
     """
-    got = [Fraction(0)] * len(members)
-    left = Fraction(total)
+    zero, left = Fraction(0), Fraction(total)
+    got = [zero] * len(members)
 
     def serve(ceiling: Callable[[Want], int], *classes: ServiceClass) -> None:
         nonlocal left
         unmet = [
-            max(Fraction(0), ceiling(want) - got[i]) if want.service_class in classes else 0 * left
+            max(zero, ceiling(want) - got[i]) if want.service_class in classes else zero
             for i, want in enumerate(members)
         ]
         more = water_level(left, unmet, [Fraction(round(w.weight * 1_000)) for w in members])
@@ -202,8 +202,8 @@ def test_3_elastic_get_their_baseline_by_weighted_max_min(
         fits = all(of(allocation, want, pick) >= wishes[want.name] for want in elastic)
         for want, fair in zip(members, expected, strict=True):
             if want.service_class is ELASTIC:
-                got = of(allocation, want, pick)
-                assert min(got, wishes[want.name]) > min(fair, wishes[want.name]) - 1
+                got, wish = of(allocation, want, pick), Fraction(wishes[want.name])
+                assert min(got, wish) > min(fair, wish) - Fraction(1)
                 assert fits or abs(got - fair) < 1
         for heavy in elastic:
             for light in elastic:

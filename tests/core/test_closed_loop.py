@@ -9,6 +9,7 @@ import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import fmean
 
 import pytest
@@ -134,7 +135,7 @@ class World:
         """Until the end, then to the last completion."""
         for tenant, clients in self._clients.items():
             for client in range(clients):
-                self._at(client * 37, lambda tenant=tenant: self._ask(tenant))
+                self._at(client * 37, partial(self._ask, tenant))
         for at_ms in range(TICK_MS, END_MS, TICK_MS):
             self._at(at_ms, self._pass_tick)
         while self._events:
@@ -151,7 +152,7 @@ class World:
         if self._now_ms >= END_MS:
             return
         if tenant == "guaranteed" and self._now_ms in ASLEEP_MS:
-            self._at(ASLEEP_MS.stop, lambda: self._ask(tenant))
+            self._at(ASLEEP_MS.stop, partial(self._ask, tenant))
             return
         self._try(Request(next(self._order), tenant, self._now_ms))
 
@@ -167,7 +168,7 @@ class World:
             if isinstance(outcome, Refusal):
                 self.record.refused.append((self._now_ms, request.tenant, outcome))
                 wait_ms = min(2_000, outcome.retry_after_ms) * (10 + request.number % 7) // 10
-                self._at(self._now_ms + wait_ms, lambda: self._try(request))
+                self._at(self._now_ms + wait_ms, partial(self._try, request))
                 return
             request.lease = outcome
         if self._running < SLOTS:
@@ -182,7 +183,7 @@ class World:
         self.record.waits.append((request.arrived_ms, request.tenant, waited_ms))
         end_ms = self._now_ms + request.service_ms
         self.record.served.append((self._now_ms, end_ms, request.tenant))
-        self._at(end_ms, lambda: self._finish(request))
+        self._at(end_ms, partial(self._finish, request))
 
     def _finish(self, request: Request) -> None:
         self._running -= 1
@@ -193,7 +194,7 @@ class World:
             self._start(self._queue.popleft())
         thinks_ms = self._think_ms * (5 + request.number % 11) // 10
         if thinks_ms:
-            self._at(self._now_ms + thinks_ms, lambda: self._ask(request.tenant))
+            self._at(self._now_ms + thinks_ms, partial(self._ask, request.tenant))
         else:
             self._ask(request.tenant)
 

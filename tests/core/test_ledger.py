@@ -463,6 +463,11 @@ def test_a_clock_that_steps_back_breaks_nothing() -> None:
     assert ledger.close_tick(500)[0] <= 500
 
 
+def test_books_begin_when_they_are_opened() -> None:
+    """On a clock that has run for long, the first tick is as long as it was, and no longer."""
+    assert Ledger.opened_at(86_400_000).close_tick(86_405_000)[0] == 5_000
+
+
 def test_the_pool_may_shrink_below_what_is_in_use() -> None:
     """Available is then printed as 0, not as a negative number."""
     ledger = Ledger()

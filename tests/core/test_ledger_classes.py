@@ -237,6 +237,14 @@ def test_tokens_that_a_removed_entitlement_took_do_not_keep_its_account_for_ever
     assert "e" not in one.ledger.view().accounts
 
 
+def test_publishing_the_same_terms_again_changes_nothing() -> None:
+    """What is withheld is not withheld twice."""
+    one = desk(entitlement("d", DEDICATED, BASELINE))
+    one.publish()
+    assert one.ledger.tokens.rate == 1_000
+    assert len(flood(one)) == 10
+
+
 def test_a_claim_under_withdrawn_terms_leaves_nothing_withheld() -> None:
     """It was on its way when its entitlement was removed: in the next tick the whole rate is everybody's."""
     one = desk(entitlement("d", DEDICATED, BASELINE))

@@ -40,7 +40,9 @@ def test_the_log_answers_as_the_rule_says(
         (("a", 99.0, True), 20.0, False),
     ],
 )
-def test_a_single_refusal(refused: tuple[str, float, bool], weight: float, *, blocked: bool) -> None:
+def test_a_single_refusal(
+    refused: tuple[str, float, bool], weight: float, *, blocked: bool
+) -> None:
     """Equal weights do not block each other, nor does anybody block itself."""
     log = RefusalLog()
     log.add(refused[0], refused[1], inside_share=refused[2])
