@@ -43,23 +43,28 @@ def charge(outcome: Outcome, counted_tokens: int) -> Charge:
       that it did not report.
     - A client that left before any answer is charged its prompt, which the backend may have read by then: leaving early
       must not be a way to have prompts processed for nothing.
-    - Otherwise the prompt is charged as estimated and the output as counted; where the output could not be read, as
-      reserved.
+    - Otherwise the prompt is charged as estimated and the output as counted; where some of it could not be read, at
+      least as reserved.
     """
-    cost = outcome.admitted.lease.cost
-    metered = outcome.metered
+    admitted, metered = outcome.admitted, outcome.metered
+    cost, facts = admitted.lease.cost, admitted.order.facts
     usage = metered.usage if metered is not None else None
     refused = outcome.status is not None and outcome.status >= 400
     prompt, prompt_source = (0 if refused else cost.prompt_tokens), UsageSource.ESTIMATED
     if usage is not None and usage.prompt_tokens is not None:
         prompt, prompt_source = usage.prompt_tokens, UsageSource.REPORTED
+        if facts.prompts > 1 and metered is not None and not metered.finished:
+            # Until the end, a batch reports the prompt of each choice alone.
+            prompt = max(prompt, cost.prompt_tokens)
     if usage is not None and usage.completion_tokens is not None:
         return Charge(prompt, prompt_source, usage.completion_tokens, UsageSource.REPORTED)
     if refused or outcome.status is None:
         return Charge(prompt, prompt_source, 0, UsageSource.COUNTED)
-    if metered is None or (metered.unread and not metered.texts):
+    if metered is None:
         return Charge(prompt, prompt_source, cost.output_tokens, UsageSource.ESTIMATED)
-    if outcome.admitted.order.facts.echo:
-        counted_tokens = max(0, counted_tokens - outcome.admitted.raw_prompt_tokens)
-    beyond = metered.overflow_chars // CHARS_PER_TOKEN
-    return Charge(prompt, prompt_source, counted_tokens + beyond, UsageSource.COUNTED)
+    if facts.echo:
+        counted_tokens = max(0, counted_tokens - admitted.raw_prompt_tokens)
+    counted_tokens += metered.overflow_chars // CHARS_PER_TOKEN
+    if metered.unread and counted_tokens < cost.output_tokens:
+        return Charge(prompt, prompt_source, cost.output_tokens, UsageSource.ESTIMATED)
+    return Charge(prompt, prompt_source, counted_tokens, UsageSource.COUNTED)

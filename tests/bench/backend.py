@@ -8,6 +8,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Iterator
+from typing import cast
 
 import uvloop
 
@@ -28,8 +29,7 @@ class _Answerer(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are not its subclasses
 
     def connection_lost(self, _: Exception | None) -> None:
         self._transport = None

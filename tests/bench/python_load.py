@@ -8,6 +8,7 @@ import asyncio
 import json
 import sys
 import time
+from typing import cast
 
 import uvloop
 
@@ -28,8 +29,7 @@ class _Connection(asyncio.Protocol):
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are not its subclasses
         self._send()
 
     def connection_lost(self, _: Exception | None) -> None:

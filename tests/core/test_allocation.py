@@ -203,7 +203,7 @@ def test_3_elastic_get_their_baseline_by_weighted_max_min(
         for want, fair in zip(members, expected, strict=True):
             if want.service_class is ELASTIC:
                 got, wish = of(allocation, want, pick), Fraction(wishes[want.name])
-                assert min(got, wish) > min(fair, wish) - Fraction(1)
+                assert min(Fraction(got), wish) > min(fair, wish) - 1
                 assert fits or abs(got - fair) < 1
         for heavy in elastic:
             for light in elastic:

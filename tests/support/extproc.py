@@ -17,6 +17,7 @@ from envoy_data_plane.google.protobuf import Struct, Value
 
 from envoy_tokenpools.core.admission import Balance, Lease
 from envoy_tokenpools.core.cost import Cost
+from envoy_tokenpools.core.ledger import Ledger
 from envoy_tokenpools.errors import RequestError
 from envoy_tokenpools.extproc.exchange import Actions, Admit, Exchange, Reply, Settle, Tell
 from envoy_tokenpools.extproc.wire import parse_request
@@ -24,6 +25,7 @@ from envoy_tokenpools.gate.directory import Directory
 from envoy_tokenpools.gate.order import Admitted, Order, Outcome
 from envoy_tokenpools.observer import Decided, FirstToken
 from envoy_tokenpools.openai.answers import Answer
+from tests.support.pools import amount, claim, terms
 
 Message = ext_proc.ProcessingRequest
 Response = ext_proc.ProcessingResponse
@@ -165,23 +167,18 @@ def immediate_of(response: Response) -> tuple[int, dict[str, str], Any]:
     return int(answer.status.code), found, json.loads(answer.body)
 
 
+COST = Cost(prompt_tokens=8, output_tokens=32, kv_bytes=40_000, concurrency=1)
+"""What `admit` reserves."""
+
 Judge = Callable[[Order], Admitted | Answer | RequestError]
 """Stands for the gate."""
 
 
 def admit(order: Order) -> Admitted:
     """Admits whatever comes."""
-    cost = Cost(prompt_tokens=8, output_tokens=32, kv_bytes=40_000, concurrency=1)
-    lease = Lease(
-        lease_id="lease-1",
-        entitlement=order.entitlement.name,
-        cost=cost,
-        within_share=True,
-        within_guarantee=False,
-        pool_ppm=1_000_000,
-        admitted_at_ms=0,
-        expires_at_ms=60_000,
-    )
+    wanted = claim("lease-1", COST, terms(order.entitlement.name, share=amount()), amount())
+    lease = Ledger().reserve(wanted, 0)
+    assert isinstance(lease, Lease)
     balance = Balance(
         limit_tokens=1_000,
         remaining_tokens=960,
