@@ -27,7 +27,7 @@ from envoy_tokenpools.standalone import Standalone
 log = logging.getLogger(__name__)
 
 EXIT_FAILED = 1
-EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -42,6 +42,8 @@ def main(argv: list[str] | None = None) -> int:
     except (TokenpoolsError, OSError) as error:
         _complain(str(error))
         return EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
     return status
 
 
@@ -70,6 +72,7 @@ def _envoy_config(arguments: argparse.Namespace) -> int:
 
 def _serve(arguments: argparse.Namespace) -> int:
     async def serve() -> None:
+        signals = _Signals()
         config = read_config(arguments.config, os.environ)
         server = FilterServer(config, _listen(arguments))
         await server.start()
@@ -79,7 +82,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             | {"admin_port": server.admin_port},
         )
         try:
-            await _until_signalled(_reloader(server, arguments.config))
+            await signals.until_stopped(_reloader(server, arguments.config))
         finally:
             await server.stop()
         log.info("stopped")
@@ -89,6 +92,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     async def run() -> None:
+        signals = _Signals()
         config = read_config(arguments.config, os.environ)
         options = _envoy_options(arguments, config)
         listen = Listen("127.0.0.1:0", *_host_port(arguments.admin))
@@ -97,7 +101,7 @@ def _run(arguments: argparse.Namespace) -> int:
         _say(f"Send requests to {both.url}/v1  (backend: {arguments.backend})")
         _say(f"Look at the pools at http://127.0.0.1:{both.filter.admin_port}/")
         try:
-            await _until_signalled(_reloader(both.filter, arguments.config), both.watch())
+            await signals.until_stopped(_reloader(both.filter, arguments.config), both.watch())
         finally:
             await both.stop()
 
@@ -109,48 +113,57 @@ def _demo(arguments: argparse.Namespace) -> int:
     from envoy_tokenpools.lab.demo import DemoOptions, demo  # noqa: PLC0415
 
     options = DemoOptions(seconds=arguments.seconds, plain=arguments.plain)
-    wait = _until_signalled if arguments.keep else None
-    return _run_loop(demo(options, say=_say, keep=wait))
+
+    async def keep() -> None:
+        await _Signals().until_stopped()
+
+    return _run_loop(demo(options, say=_say, keep=keep if arguments.keep else None))
 
 
 # ---------------------------------------------------------------------- signals
 
 
-async def _until_signalled(
-    on_hangup: Callable[[], Awaitable[None]] | None = None, *watched: Coroutine[Any, Any, None]
-) -> None:
-    """
-    Wait for SIGTERM or SIGINT, or until one of `watched` ends; SIGHUP calls `on_hangup`.
+class _Signals:
+    """SIGTERM, SIGINT and SIGHUP, caught from before anything is started until the process ends."""
 
-    Whoever signals twice means it: the second one ends the process at once.
-    """
-    loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-    reloading: set[asyncio.Future[None]] = set()
+    def __init__(self) -> None:
+        self._stop = asyncio.Event()
+        self._hangup = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopping)
+        loop.add_signal_handler(signal.SIGHUP, self._hangup.set)
 
-    def stopping() -> None:
-        if stop.is_set():
+    def _stopping(self) -> None:
+        """Whoever signals twice means it: the second one ends the process at once."""
+        if self._stop.is_set():
             os._exit(EXIT_FAILED)
-        stop.set()
+        self._stop.set()
 
-    def hangup() -> None:
+    async def until_stopped(
+        self,
+        on_hangup: Callable[[], Awaitable[None]] | None = None,
+        *watched: Coroutine[Any, Any, None],
+    ) -> None:
+        """Return when told to stop; SIGHUP calls `on_hangup`; whatever one of `watched` raises is raised here."""
+        running = [self._stop.wait(), *watched]
         if on_hangup is not None:
-            task = asyncio.ensure_future(on_hangup())
-            reloading.add(task)
-            task.add_done_callback(reloading.discard)
+            running.append(self._each_hangup(on_hangup))
+        tasks = [asyncio.ensure_future(one) for one in running]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping)
-    loop.add_signal_handler(signal.SIGHUP, hangup)
-    tasks = [asyncio.ensure_future(one) for one in (stop.wait(), *watched)]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async def _each_hangup(self, on_hangup: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await self._hangup.wait()
+            self._hangup.clear()
+            await on_hangup()
 
 
 def _reloader(server: FilterServer, path: Path) -> Callable[[], Awaitable[None]]:

@@ -94,24 +94,27 @@ def _head(pairs: Iterable[tuple[bytes, bytes]]) -> Head:
             "duplicate_header",
             f"The header {repeated.decode()} was sent more than once; it must identify one caller.",
         )
-    length = found.get(b"content-length", b"")
-    retries = found.get(b"x-stainless-retry-count", b"0")
+    retries = _number(found.get(b"x-stainless-retry-count", b""))
     return Head(
         endpoint=endpoint,
         credential=_credential(found),
-        content_length=int(length) if length.isdigit() else None,
+        content_length=_number(found.get(b"content-length", b"")),
         content_encoding=found.get(b"content-encoding", b"").decode("latin-1").strip().lower(),
-        is_retry=retries.isdigit() and int(retries) > 0,
+        is_retry=retries is not None and retries > 0,
     )
 
 
+def _number(digits: bytes) -> int | None:
+    """Plain digits as a number; of endless ones, which Python refuses to convert, the first are large enough."""
+    return int(digits[:18]) if digits.isdigit() else None
+
+
 def _credential(found: dict[bytes, bytes]) -> str | None:
-    authorization = found.get(b"authorization", b"").decode("latin-1").strip()
-    scheme, _, token = authorization.partition(" ")
-    if scheme.lower() == "bearer" and token.strip():
-        return token.strip()
-    for name in (b"api-key", b"x-api-key"):
-        value = found.get(name, b"").decode("latin-1").strip()
-        if value:
-            return value
+    scheme, _, token = found.get(b"authorization", b"").strip().partition(b" ")
+    if scheme.lower() != b"bearer":
+        token = b""
+    for value in (token, found.get(b"api-key", b""), found.get(b"x-api-key", b"")):
+        if value.strip():
+            # As the configuration's keys are encoded, so that one beyond ASCII has the same digest.
+            return value.strip().decode("utf-8", "surrogateescape")
     return None

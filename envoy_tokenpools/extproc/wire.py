@@ -139,6 +139,8 @@ def headers_of(message: HttpHeaders, wanted: frozenset[bytes]) -> list[tuple[byt
         return []
     found = []
     for entry in message.headers.headers:
+        if entry[:1] != _KEY_TAG:  # a header without a name
+            continue
         end = 2 + entry[1]
         key = entry[2:end]
         if key not in wanted:
@@ -152,6 +154,7 @@ def headers_of(message: HttpHeaders, wanted: frozenset[bytes]) -> list[tuple[byt
     return found
 
 
+_KEY_TAG = b"\n"
 _RAW_VALUE_TAG = 3 << 3 | 2
 
 
