@@ -3,15 +3,21 @@ Text -> `Config`, or every fault at once.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from envoy_tokenpools.config.document import read_document
 from envoy_tokenpools.config.findings import Findings, field_path, item_path
 from envoy_tokenpools.config.pools import ReadPool, check_unique, read_pool, texts_at
-from envoy_tokenpools.config.settings import STATE_URLS, Config, EntitlementRef, ServerSettings
-from envoy_tokenpools.config.shape import RootFields
+from envoy_tokenpools.config.settings import (
+    STATE_URLS,
+    ClaimSource,
+    Config,
+    EntitlementRef,
+    ServerSettings,
+)
+from envoy_tokenpools.config.shape import IdentityFields, RootFields
 from envoy_tokenpools.errors import ConfigError, Fault
 
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]{0,19}):")
@@ -56,6 +62,7 @@ def load_config(text: str, *, env: Mapping[str, str]) -> Config:
     _check_names(raw_pools, findings)
     _check_state(raw, findings)
     _check_default_pool(raw, raw_pools, findings)
+    _check_claims(raw, raw_pools, findings)
     if root is None or findings.faults:
         raise ConfigError(findings.faults)
     return _config(root, [pool for pool in pools if pool is not None], findings)
@@ -94,6 +101,27 @@ def _check_default_pool(raw: object, raw_pools: Sequence[object], findings: Find
         findings.fault("default_pool", "no pool has this name")
 
 
+def _check_claims(raw: object, raw_pools: Sequence[object], findings: Findings) -> None:
+    """A claim names nobody unless it is said where claims are found."""
+    identity = raw.get("identity") if isinstance(raw, dict) else None
+    if isinstance(identity, dict) and identity.get("claim") is not None:
+        return
+    for pool_path, pool in _dicts(raw_pools, "pools"):
+        for path, entitlement in _dicts(
+            pool.get("entitlements"), field_path(pool_path, "entitlements")
+        ):
+            for where, key in _dicts(entitlement.get("keys"), field_path(path, "keys")):
+                if "claim" in key:
+                    findings.fault(f"{where}.claim", "needs identity.claim, where claims are found")
+
+
+def _dicts(raw: object, path: str) -> Iterator[tuple[str, dict[object, object]]]:
+    """The path and value of each item of a list that is a mapping."""
+    for index, item in enumerate(raw if isinstance(raw, list) else []):
+        if isinstance(item, dict):
+            yield item_path(path, index), item
+
+
 def _config(root: RootFields, pools: Sequence[ReadPool], findings: Findings) -> Config:
     keys: dict[bytes, tuple[EntitlementRef, ...]] = {}
     for read in pools:
@@ -107,8 +135,15 @@ def _config(root: RootFields, pools: Sequence[ReadPool], findings: Findings) -> 
         pool_of_model={model: read.pool.name for read in pools for model in read.pool.models},
         default_pool=root.default_pool,
         keys=keys,
+        claim=_claim_source(root.identity),
         server=ServerSettings(
             max_body_bytes=server.max_body, lease_ttl_ms=server.lease_ttl, drain_ms=server.drain
         ),
         warnings=tuple(findings.warnings),
     )
+
+
+def _claim_source(identity: IdentityFields) -> ClaimSource | None:
+    if identity.claim is None:
+        return None
+    return ClaimSource(identity.claim_namespace, tuple(identity.claim.split(".")))

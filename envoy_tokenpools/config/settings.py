@@ -2,6 +2,7 @@
 The configuration as the rest of the package sees it: whole, validated and frozen.
 """
 
+import enum
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,37 @@ def credential_digest(text: str) -> bytes:
     """The SHA-256 of a credential (32 bytes): all that is kept of it."""
     # surrogatepass: any text a client can send has a digest
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+class Trusted(enum.Enum):
+    """Ways to know a caller that need no secret, because Envoy vouches for them."""
+
+    CLAIM = "claim"
+    PRINCIPAL = "principal"
+    ANONYMOUS = "anonymous"
+
+
+def trusted_digest(kind: Trusted, value: str) -> bytes:
+    """
+    What stands for a trusted identity among the digests of credentials (32 bytes).
+
+    The NUL in front keeps them apart from every key: no header can carry it.
+    """
+    return credential_digest(f"\0{kind.value}\0{value}")
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimSource:
+    """
+    Where the claim that names a tenant stands in Envoy's dynamic metadata.
+
+    Attributes:
+        namespace: the metadata namespace, that of the filter that verified the token.
+        path: the names that lead to it, outermost first.
+    """
+
+    namespace: str
+    path: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +86,9 @@ class Config:
         pools: by name.
         pool_of_model: model name -> pool name.
         default_pool: serves models that no pool names; None refuses them.
-        keys: digest of a credential -> the entitlements it identifies, at most one per pool.
+        keys: digest of a credential, or of a trusted identity -> the entitlements it identifies, at
+            most one per pool.
+        claim: where the claim that names a tenant is found; None if none is used.
         server: limits of the server.
         warnings: what is allowed but probably not meant.
     """
@@ -64,5 +98,6 @@ class Config:
     pool_of_model: Mapping[str, str]
     default_pool: str | None
     keys: Mapping[bytes, tuple[EntitlementRef, ...]] = field(repr=False)
+    claim: ClaimSource | None = None
     server: ServerSettings = ServerSettings()
     warnings: tuple[Fault, ...] = ()

@@ -48,6 +48,12 @@ def _model_name(value: str) -> str:
     return value
 
 
+def _dotted_path(value: str) -> str:
+    if not value or len(value) > _LONGEST_MODEL or not all(value.split(".")):
+        raise ValueError("must be names separated by dots, such as jwt_payload.tenant")
+    return value
+
+
 Name = Annotated[str, AfterValidator(_name)]
 ModelName = Annotated[str, AfterValidator(_model_name)]
 Count = Annotated[int, BeforeValidator(QuantityRange(1))]
@@ -118,11 +124,23 @@ class GainsFields(_Fields):
 
 
 class KeyFields(_Fields):
-    """One credential; exactly one of the three is given."""
+    """One way to know the tenant; exactly one of them is given."""
 
     sha256: str | None = Field(default=None, repr=False)
     env: str | None = Field(default=None, repr=False)
     plain: str | None = Field(default=None, repr=False)
+    claim: str | None = None
+    principal: str | None = None
+    anonymous: Literal[True] | None = None
+
+
+class IdentityFields(_Fields):
+    """Where trusted identities come from."""
+
+    claim: Annotated[str, AfterValidator(_dotted_path)] | None = None
+    claim_namespace: Annotated[str, Field(min_length=1, max_length=256)] = (
+        "envoy.filters.http.jwt_authn"
+    )
 
 
 class PromiseFields(_Fields):
@@ -245,4 +263,5 @@ class RootFields(_Fields):
     state: str = Field(default="memory://", repr=False)
     default_pool: Name | None = None
     server: ServerFields = ServerFields()
+    identity: IdentityFields = IdentityFields()
     pools: Annotated[list[object], Field(min_length=1)] = Field(repr=False)

@@ -125,7 +125,124 @@ def parse_request(data: bytes) -> ProcessingRequest:
     Raises:
         Exception: of betterproto2's choosing, if the bytes are no such message; gRPC answers INTERNAL then.
     """
-    return ProcessingRequest.parse(data)
+    try:
+        return _read_request(data)
+    except (IndexError, _UnusualError):
+        return ProcessingRequest.parse(data)
+
+
+_NUMBER = 0
+_BYTES = 2
+"""Wire types."""
+
+
+class _UnusualError(Exception):
+    """Not what Envoy sends day by day: the general parser, ten times as slow, shall read it."""
+
+
+def _read_request(data: bytes) -> ProcessingRequest:
+    """The message in `data`, if it holds nothing but the fields named here and below."""
+    request = ProcessingRequest()
+    for tag, start, end in _fields(data, 0, len(data)):
+        match tag:
+            case 0x2A:
+                request.response_body = _read_body(data, start, end)
+            case 0x22:
+                request.request_body = _read_body(data, start, end)
+            case 0x12:
+                request.request_headers = _read_headers(data, start, end)
+            case 0x1A:
+                request.response_headers = _read_headers(data, start, end)
+            case 0x42:
+                pass  # metadata_context: Envoy sends it with every message, mostly empty
+            case 0x4A:
+                request.attributes.append(data[start:end])
+            case 0x5A:
+                request.protocol_config = _read_modes(data, start, end)
+            case _:
+                raise _UnusualError
+    return request
+
+
+def _read_body(data: bytes, start: int, end: int) -> HttpBody:
+    body = HttpBody()
+    for tag, at, after in _fields(data, start, end):
+        if tag == 0x0A:
+            body.body = data[at:after]
+        elif tag == 0x10:
+            body.end_of_stream = data[at] > 0
+        else:
+            raise _UnusualError
+    return body
+
+
+def _read_headers(data: bytes, start: int, end: int) -> HttpHeaders:
+    headers = HttpHeaders()
+    for tag, at, after in _fields(data, start, end):
+        if tag == 0x0A:
+            headers.headers = _read_map(data, at, after)
+        elif tag == 0x18:
+            headers.end_of_stream = data[at] > 0
+        else:
+            raise _UnusualError
+    return headers
+
+
+def _read_map(data: bytes, start: int, end: int) -> HeaderMap:
+    entries = []
+    for tag, at, after in _fields(data, start, end):
+        if tag != 0x0A:
+            raise _UnusualError
+        entries.append(data[at:after])
+    return HeaderMap(headers=entries)
+
+
+def _read_modes(data: bytes, start: int, end: int) -> ProtocolConfiguration:
+    modes = ProtocolConfiguration()
+    for tag, at, _ in _fields(data, start, end):
+        if tag == 0x08:
+            modes.request_body_mode = data[at]
+        elif tag == 0x10:
+            modes.response_body_mode = data[at]
+        else:
+            raise _UnusualError
+    return modes
+
+
+def _fields(data: bytes, at: int, end: int) -> list[tuple[int, int, int]]:
+    """
+    Tag (number * 8 + wire type), start and end of each field in `data[at:end]`: bytes, or numbers of one byte.
+
+    Raises:
+        _UnusualError: there is something else, or a field is longer than its message.
+        IndexError: likewise.
+    """
+    fields = []
+    while at < end:
+        tag = data[at]
+        size = data[at + 1]
+        at += 2
+        if tag > 0x7F:
+            raise _UnusualError
+        if tag & 7 == _BYTES:
+            if size > 0x7F:
+                size &= 0x7F
+                shift = 7
+                while data[at] > 0x7F:
+                    size |= (data[at] & 0x7F) << shift
+                    shift += 7
+                    at += 1
+                size |= data[at] << shift
+                at += 1
+            fields.append((tag, at, at + size))
+            at += size
+        elif tag & 7 == _NUMBER and size <= 0x7F:
+            fields.append((tag, at - 1, at))
+        else:
+            raise _UnusualError
+    if at != end:
+        raise _UnusualError
+    return fields
 
 
 def headers_of(message: HttpHeaders, wanted: frozenset[bytes]) -> list[tuple[bytes, bytes]]:

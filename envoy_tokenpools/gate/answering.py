@@ -5,7 +5,13 @@ How a refusal is told to the client: what was short, by which rule, and when to 
 from envoy_tokenpools.core.admission import Balance, Reason, Refusal, Resource
 from envoy_tokenpools.core.ledger import NEVER_MS
 from envoy_tokenpools.core.pool import Entitlement, Pool
-from envoy_tokenpools.openai.answers import Answer, RateLimits, shed_answer, unavailable_answer
+from envoy_tokenpools.openai.answers import (
+    Answer,
+    RateLimits,
+    go_duration,
+    shed_answer,
+    unavailable_answer,
+)
 
 JITTER = 0.25
 """A wait is lengthened by up to this share, so that clients shed together do not come back together."""
@@ -56,7 +62,7 @@ def shed(
         f"Request shed by token pool '{pool.name}': {_RULE[refusal.reason]} "
         f"({refusal.reason.value}). It needs {refusal.need} {_UNIT[refusal.resource]}, "
         f"{refusal.available} available to entitlement '{entitlement.name}' "
-        f"({entitlement.service_class.value}). Try again in {retry_after_ms / 1_000:.3g} s."
+        f"({entitlement.service_class.value}). Try again in {go_duration(retry_after_ms)}."
     )
     return shed_answer(
         reason=refusal.reason.value,

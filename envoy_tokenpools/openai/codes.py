@@ -25,3 +25,9 @@ class ErrorCode(enum.StrEnum):
 def malformed(code: ErrorCode, message: str, param: str | None = None) -> RequestError:
     """The 400 for a body that breaks a rule of the API; `message` never quotes the body."""
     return RequestError(400, code.value, message, param)
+
+
+def too_many(param: str, most: int, what: str) -> RequestError:
+    """The 400 for an array of more than `most` of `what`."""
+    text = f"'{param}' must not hold more than {most} {what}."
+    return malformed(ErrorCode.ARRAY_TOO_LONG, text, param)

@@ -11,7 +11,7 @@ from itertools import chain
 import msgspec
 
 from envoy_tokenpools.errors import RequestError
-from envoy_tokenpools.openai.codes import ErrorCode, malformed
+from envoy_tokenpools.openai.codes import ErrorCode, malformed, too_many
 
 TOKENS_PER_MESSAGE = 4
 """Three that frame a ChatML message and one for its role (OpenAI cookbook, counting chat tokens)."""
@@ -26,6 +26,15 @@ MAX_PIECES = 65_536
 """
 Messages, parts, tool calls and inputs of one request together: far more than any conversation has, and
 few enough to be walked through in some milliseconds.
+"""
+
+MAX_USUAL_ID_CHARS = 64
+"""Longest identifier of a call that is no text: a UUID has 36 characters, those of the APIs up to 60."""
+
+EMBEDS_BYTES_PER_TOKEN = 8_192
+"""
+Bytes of one token that comes as its embedding: 4,096 numbers of 16 bits, the width of a model of 8
+billion parameters. The width of the pool's own model is not known here.
 """
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
@@ -44,14 +53,18 @@ class Prompt:
         images: pictures and videos.
         audio_clips: audio clips and files.
         prompts: prompts or inputs that the backend handles independently.
+        shared_texts: texts that the backend reads again with every one of the prompts.
+        flat: whether something is asked for that is not counted in tokens.
     """
 
     __slots__ = (
         "_pieces",
         "audio_clips",
+        "flat",
         "images",
         "overhead_tokens",
         "prompts",
+        "shared_texts",
         "texts",
         "token_ids",
     )
@@ -63,6 +76,8 @@ class Prompt:
         self.images = 0
         self.audio_clips = 0
         self.prompts = 1
+        self.shared_texts: list[str] = []
+        self.flat = False
         self._pieces = 0
 
     def add_messages(self, messages: object, param: str) -> None:
@@ -85,9 +100,27 @@ class Prompt:
                 raise malformed(ErrorCode.INVALID_TYPE, f"'{path}' must be an object.", path)
             self._add_object(message)
 
+    def add_conversations(self, messages: object, param: str) -> None:
+        """
+        Messages of one conversation, or an array of conversations, each a prompt of its own.
+
+        Raises:
+            RequestError: 400, for any other shape and for more than `MAX_PROMPTS` of them.
+        """
+        if type(messages) is not list or not messages or type(messages[0]) is not list:
+            self.add_messages(messages, param)
+            return
+        if len(messages) > MAX_PROMPTS:
+            raise too_many(param, MAX_PROMPTS, "conversations")
+        self.prompts = max(self.prompts, len(messages))
+        for index, conversation in enumerate(messages):
+            self.add_messages(conversation, f"{param}[{index}]")
+
     def add_inputs(self, inputs: object, param: str, max_inputs: int | None) -> None:
         """
-        The prompts of a completion or the inputs of an embedding: a text, token ids, or an array of either.
+        The prompts of a completion or the inputs of an embedding.
+
+        A text, token ids, or an array of either; also one conversation or several.
 
         Raises:
             RequestError: 400, for any other shape and for more than `max_inputs` of them.
@@ -104,18 +137,25 @@ class Prompt:
             self.token_ids += len(inputs)
             return
         if max_inputs is not None and len(inputs) > max_inputs:
-            text = f"'{param}' must not hold more than {max_inputs} prompts."
-            raise malformed(ErrorCode.ARRAY_TOO_LONG, text, param)
-        self.prompts = len(inputs)
+            raise too_many(param, max_inputs, "prompts")
+        self.prompts = max(self.prompts, len(inputs))
         if kinds == {list}:
-            self._take_up(inputs)
-            if not set(map(type, chain.from_iterable(inputs))) <= {int}:
-                raise _not_inputs(param)
-            self.token_ids += sum(map(len, inputs))
-        elif kinds in ({str}, {dict}):
+            self._add_arrays(inputs, param)
+        elif kinds == {str}:
             self.add_content(inputs)
+        elif kinds == {dict}:
+            self._add_dialogue(inputs)
         else:
             raise _not_inputs(param)
+
+    def add_each(self, values: list[object]) -> None:
+        """Texts, parts, lists of parts or lists of token ids; anything else among them adds nothing."""
+        self._take_up(values)
+        for value in values:
+            if type(value) is list and set(map(type, value)) == {int}:
+                self.token_ids += len(value)
+            else:
+                self.add_content(value)
 
     def add_content(self, content: object) -> None:
         """
@@ -148,14 +188,62 @@ class Prompt:
         """A picture or video, whatever it holds: it counts a flat amount, unless it is null."""
         self.images += image is not None
 
+    def add_images(self, images: object) -> None:
+        """A picture or video, or lists of them within lists."""
+        if type(images) is list:
+            self._take_up(images)
+            for image in images:
+                self.add_images(image)
+        else:
+            self.add_image(images)
+
     def add_clip(self, clip: object) -> None:
         """An audio clip or file, likewise."""
         self.audio_clips += clip is not None
+
+    def add_clips(self, clips: object) -> None:
+        """An audio clip, or lists of them within lists."""
+        if type(clips) is list:
+            self._take_up(clips)
+            for clip in clips:
+                self.add_clips(clip)
+        else:
+            self.add_clip(clips)
+
+    def add_embeds(self, encoded: object) -> None:
+        """Tokens that come as their embeddings, in base64, or a list of such: counted by their size."""
+        if type(encoded) is str:
+            self.token_ids += -(-len(encoded) * 3 // 4 // EMBEDS_BYTES_PER_TOKEN)
+        elif type(encoded) is list:
+            self._take_up(encoded)
+            for one in encoded:
+                if type(one) is str:
+                    self.add_embeds(one)
+
+    def add_values(self, options: object) -> None:
+        """Options that a chat template may render: what is a text among their values."""
+        if type(options) is dict:
+            self.add_content(list(options.values()))
+
+    def add_source(self, source: object) -> None:
+        """The source of an Anthropic document: its text where it has one, else a file."""
+        if type(source) is dict and source.get("type") in ("text", "content"):
+            self.add_content(source.get("data"))
+            self.add_content(source.get("content"))
+        elif type(source) is str:
+            self.add_content(source)
+        else:
+            self.add_clip(source)
 
     def add_role(self, role: object) -> None:
         """A usual role is one token, counted as overhead; an invented one could hide a prompt."""
         if type(role) is str and role not in _ROLES:
             self.add_content(role)
+
+    def add_id(self, identifier: object) -> None:
+        """A usual identifier is part of the overhead, if it is rendered at all; a long one could hide a prompt."""
+        if type(identifier) is str and len(identifier) > MAX_USUAL_ID_CHARS:
+            self.add_content(identifier)
 
     def add_calls(self, calls: object) -> None:
         """Tool calls of a message, or the one function inside of such a call."""
@@ -173,8 +261,27 @@ class Prompt:
             text = f"The request holds more than {MAX_PIECES} messages, parts, calls or inputs."
             raise malformed(ErrorCode.ARRAY_TOO_LONG, text)
 
+    def _add_arrays(self, arrays: list[list[object]], param: str) -> None:
+        self._take_up(arrays)
+        kinds = set(map(type, chain.from_iterable(arrays)))
+        if kinds <= {int}:
+            self.token_ids += sum(map(len, arrays))
+        elif kinds == {dict}:
+            for conversation in arrays:
+                self._add_dialogue(conversation)
+        else:
+            raise _not_inputs(param)
+
+    def _add_dialogue(self, items: list[object]) -> None:
+        """Inputs that are objects: parts, or the messages of a conversation."""
+        self.add_content(items)
+        messages = sum(type(item) is dict and "role" in item for item in items)
+        self.overhead_tokens += TOKENS_PER_MESSAGE * messages
+
     def _add_part(self, part: dict[str, object]) -> None:
         kind = part.get("type")
+        if kind == "prompt_embeds" or "prompt_embeds" in part:
+            self.add_embeds(part.get("data"))
         reader = _MEDIA.get(kind) if type(kind) is str else None
         if reader is None:
             self._add_object(part)
@@ -197,7 +304,9 @@ _MEDIA: Mapping[str, _Reader] = {
     "input_image": Prompt.add_image,
     "computer_screenshot": Prompt.add_image,
     "video": Prompt.add_image,
+    "image_pil": Prompt.add_image,
     "video_url": Prompt.add_image,
+    "video_embeds": Prompt.add_image,
     "input_video": Prompt.add_image,
     "audio": Prompt.add_clip,
     "audio_embeds": Prompt.add_clip,
@@ -220,9 +329,23 @@ _READERS: Mapping[str, _Reader] = {
     "thinking": Prompt.add_content,
     "summary": Prompt.add_content,
     "output": Prompt.add_content,
+    "stdout": Prompt.add_content,
+    "stderr": Prompt.add_content,
+    "title": Prompt.add_content,
+    "context": Prompt.add_content,
+    "source": Prompt.add_source,
+    "tool_name": Prompt.add_content,
+    "tool_plan": Prompt.add_content,
+    "task": Prompt.add_id,
+    "id": Prompt.add_id,
+    "call_id": Prompt.add_id,
+    "tool_call_id": Prompt.add_id,
+    "tool_use_id": Prompt.add_id,
     "arguments": Prompt.add_json,
     "input": Prompt.add_json,
     "tools": Prompt.add_json,
+    "definition": Prompt.add_json,
+    "tool": Prompt.add_calls,
     "tool_calls": Prompt.add_calls,
     "function_call": Prompt.add_calls,
     "function": Prompt.add_calls,

@@ -1,5 +1,5 @@
 """
-One request body of the OpenAI dialect, read into the facts that its cost depends on.
+One request body of the OpenAI family, read into the facts that its cost depends on.
 
 Bodies come from strangers. Whatever they hold, the answer is `RequestFacts` of finite, bounded
 numbers or a `RequestError`; no other exception leaves this file. Where readers of JSON could disagree
@@ -7,68 +7,41 @@ about a body (repeated fields, numbers that are not numbers, other encodings) it
 the backend never sees another request than the one that was counted.
 """
 
-import enum
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-from urllib.parse import unquote
 
-from envoy_tokenpools.errors import RequestError
 from envoy_tokenpools.openai.body import decode_fields
 from envoy_tokenpools.openai.codes import ErrorCode, malformed
-from envoy_tokenpools.openai.prompt import MAX_PROMPTS, TOKENS_PRIMING_REPLY, Prompt
+from envoy_tokenpools.openai.endpoint import Endpoint, endpoint_of
+from envoy_tokenpools.openai.fields import Fields, UsageWish, flag, integer, usage_wish
+from envoy_tokenpools.openai.generating import settings_of_generate
+from envoy_tokenpools.openai.prompt import Prompt
+from envoy_tokenpools.openai.shapes import read_body
+
+__all__ = [
+    "MAX_MODEL_CHARS",
+    "MAX_OUTPUT_TOKENS",
+    "MAX_SEQUENCES",
+    "Endpoint",
+    "RequestFacts",
+    "UsageWish",
+    "endpoint_of",
+    "facts_without_body",
+    "parse_request",
+]
 
 MAX_OUTPUT_TOKENS = 2**31 - 1
 """Largest stated maximum: a 32-bit integer in every backend, and no context comes near it."""
 
-MAX_SEQUENCES = 128
-"""Largest `n` or `best_of`: OpenAI's bound."""
+MAX_SEQUENCES = 16_384
+"""Largest `n` or `best_of`: vLLM's bound. OpenAI's is 128, and no pool holds as many anyway."""
 
 MAX_MODEL_CHARS = 256
 """Longest model name; the longest on public hubs are under 130."""
 
-MAX_PATH_DECODINGS = 3
-"""Percent-decodings of a path; each hop to the backend may do one."""
-
-
-class Endpoint(enum.Enum):
-    """The metered endpoints, by path."""
-
-    CHAT = "/v1/chat/completions"
-    COMPLETIONS = "/v1/completions"
-    EMBEDDINGS = "/v1/embeddings"
-    RESPONSES = "/v1/responses"
-
-
-_BY_PATH: Mapping[str, Endpoint] = {endpoint.value: endpoint for endpoint in Endpoint}
-
-
-def endpoint_of(path: str) -> Endpoint | None:
-    """
-    The metered endpoint that a `:path` leads to, or None.
-
-    A path counts as metered when any usual backend or proxy could take it for one: percent-encoded,
-    with doubled or trailing slashes, dot segments, or blanks at the end of a segment (`$` of a
-    regular expression, which Starlette routes by, matches before a final newline).
-    """
-    exact = path.partition("?")[0]
-    return _BY_PATH.get(exact) or _BY_PATH.get(_normal(exact))
-
-
-def _normal(path: str) -> str:
-    for _ in range(MAX_PATH_DECODINGS):
-        if "%" not in path:
-            break
-        path = unquote(path)
-    segments: list[str] = []
-    for raw in re.split(r"[/\\]", re.split(r"[?#;]", path, maxsplit=1)[0]):
-        segment = raw.strip(" \t\n\v\f\r\0")
-        if segment == "..":
-            del segments[-1:]
-        elif segment not in ("", "."):
-            segments.append(segment)
-    return "/" + "/".join(segments)
+_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_LIMITS_OF_GENERATE = (*_LIMITS, "max_new_tokens")
+_WIDTHS = ("n", "best_of")
+_WIDTHS_OF_GENERATE = (*_WIDTHS, "beam_width")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,25 +50,30 @@ class RequestFacts:
     What one request states about its own cost.
 
     Attributes:
-        endpoint: where it was sent.
+        endpoint: where it was sent; of INVOCATIONS, the endpoint whose shape the body has.
         model: the name asked for; None where absent.
         texts: what the backend will read, each to be tokenized by itself; never empty strings.
+        shared_texts: what it reads with every one of the `prompts` (the query of a reranking): the tokens
+            of these count that many times.
         token_ids: prompt tokens that came as ids.
         overhead_tokens: framing that a chat template adds around messages.
         images: pictures and videos of the prompt.
         audio_clips: audio clips and files of the prompt.
-        prompts: prompts or inputs that are handled independently.
+        prompts: prompts, inputs or pairs that are handled independently.
         sequences: outputs generated at the same time; 1 where nothing is generated.
-        max_output_tokens: per sequence, the largest of the maxima given; None where none is, 0 for
-            embeddings.
+        max_output_tokens: per sequence, the largest of the maxima given; None where none is, 0 where
+            no tokens are generated.
         stream: whether the answer comes as server-sent events.
-        usage_requested: whether the client asked for usage in that stream.
+        usage_wish: what was said about usage in that stream.
         echo: whether the answer repeats the prompt.
+        flat: whether each of `sequences` costs the pool's flat amount, beside the texts: pictures,
+            speech, files, and data for plugins.
     """
 
     endpoint: Endpoint
     model: str | None
     texts: tuple[str, ...]
+    shared_texts: tuple[str, ...]
     token_ids: int
     overhead_tokens: int
     images: int
@@ -104,13 +82,14 @@ class RequestFacts:
     sequences: int
     max_output_tokens: int | None
     stream: bool
-    usage_requested: bool
+    usage_wish: UsageWish
     echo: bool
+    flat: bool
 
     @property
     def decodes(self) -> bool:
         """Whether tokens are generated at all."""
-        return self.endpoint is not Endpoint.EMBEDDINGS
+        return self.endpoint.decodes
 
 
 def parse_request(endpoint: Endpoint, body: bytes) -> RequestFacts:
@@ -120,29 +99,30 @@ def parse_request(endpoint: Endpoint, body: bytes) -> RequestFacts:
     Raises:
         RequestError: 400, with an `ErrorCode`, for a body that is not a request of this endpoint.
     """
+    prompt = Prompt()
     try:
         fields = decode_fields(body)
-        prompt = _READ_PROMPT[endpoint](fields)
+        shape = read_body(endpoint, fields, prompt)
     except RecursionError:
         raise malformed(ErrorCode.INVALID_JSON, "The body is nested too deeply.") from None
-    stream = usage_requested = echo = False
     sequences = 1
     max_output_tokens: int | None = 0
-    if endpoint is not Endpoint.EMBEDDINGS:
-        echo = _flag(fields, "echo")
-        stream = _flag(fields, "stream")
-        usage_requested = stream and _asks_for_usage(fields.get("stream_options"))
-        sequences = prompt.prompts * max(
-            _integer(fields, "n", 1, MAX_SEQUENCES) or 1,
-            _integer(fields, "best_of", 1, MAX_SEQUENCES) or 1,
-        )
-        # Scoring a prompt (echo, generate nothing) is the one use of a maximum of zero.
-        scores = echo and endpoint is Endpoint.COMPLETIONS
-        max_output_tokens = _max_output_tokens(fields, 0 if scores else 1)
+    stream = echo = False
+    if shape.decodes:
+        stream = flag(fields, "stream")
+        echo = flag(fields, "echo")
+        sequences, max_output_tokens = _generation(shape, fields, echo=echo)
+        sequences *= prompt.prompts
+    elif shape is Endpoint.IMAGES:
+        stream = flag(fields, "stream")
+        sequences = integer(fields, "n", 1, MAX_SEQUENCES) or 1
+    elif shape is Endpoint.SPEECH:
+        stream = fields.get("stream_format") == "sse"
     return RequestFacts(
-        endpoint,
+        shape,
         _model(fields),
         tuple(prompt.texts),
+        tuple(prompt.shared_texts),
         prompt.token_ids,
         prompt.overhead_tokens,
         prompt.images,
@@ -151,75 +131,77 @@ def parse_request(endpoint: Endpoint, body: bytes) -> RequestFacts:
         sequences,
         max_output_tokens,
         stream,
-        usage_requested,
+        usage_wish(fields),
         echo,
+        prompt.flat or shape.flat,
     )
 
 
-def _chat(fields: dict[str, Any]) -> Prompt:
-    prompt = Prompt()
-    prompt.add_messages(_required(fields, "messages"), "messages")
-    prompt.overhead_tokens += TOKENS_PRIMING_REPLY
-    for name in ("tools", "functions", "documents"):
-        if name in fields:
-            prompt.add_json(fields[name])
-    form = fields.get("response_format")
-    if type(form) is dict:
-        prompt.add_json(form.get("json_schema"))
-    return prompt
+def facts_without_body(endpoint: Endpoint) -> RequestFacts:
+    """The facts of a request whose body is not read (`Endpoint.reads_body`): one flat amount."""
+    return RequestFacts(
+        endpoint=endpoint,
+        model=None,
+        texts=(),
+        shared_texts=(),
+        token_ids=0,
+        overhead_tokens=0,
+        images=0,
+        audio_clips=0,
+        prompts=1,
+        sequences=1,
+        max_output_tokens=0,
+        stream=False,
+        usage_wish=UsageWish.SILENT,
+        echo=False,
+        flat=True,
+    )
 
 
-def _completions(fields: dict[str, Any]) -> Prompt:
-    prompt = Prompt()
-    # Without a prompt the backend starts from its own beginning-of-text token: legal, and one sequence.
-    if fields.get("prompt") is not None:
-        prompt.add_inputs(fields["prompt"], "prompt", MAX_PROMPTS)
-    prompt.add_content(fields.get("suffix"))
-    form = fields.get("response_format")
-    if type(form) is dict:
-        prompt.add_json(form.get("json_schema"))
-    return prompt
+def _generation(shape: Endpoint, fields: Fields, *, echo: bool) -> tuple[int, int | None]:
+    """Sequences of each prompt, and the most that each of them may generate."""
+    if shape is Endpoint.GENERATE:
+        settings = settings_of_generate(fields)
+        width = max(_largest(one, _WIDTHS_OF_GENERATE, 1, MAX_SEQUENCES) or 1 for one in settings)
+        limits = [_largest(one, _LIMITS_OF_GENERATE, 0, MAX_OUTPUT_TOKENS) for one in settings]
+        return width, max((limit for limit in limits if limit is not None), default=None)
+    width = _largest(fields, _WIDTHS, 1, MAX_SEQUENCES) or 1
+    if shape is Endpoint.MESSAGES:
+        return width, _limit_with_thinking(fields)
+    # Scoring a prompt (echo, generate nothing) is the one use of a maximum of zero.
+    least = 0 if echo and shape is Endpoint.COMPLETIONS else 1
+    return width, _largest(fields, _LIMITS, least, MAX_OUTPUT_TOKENS)
 
 
-def _embeddings(fields: dict[str, Any]) -> Prompt:
-    prompt = Prompt()
-    if fields.get("messages") is not None:
-        prompt.add_messages(fields["messages"], "messages")
-    else:
-        prompt.add_inputs(_required(fields, "input"), "input", None)
-    return prompt
+def _limit_with_thinking(fields: Fields) -> int | None:
+    """
+    Anthropic's `max_tokens`, which may be 0 (fill the cache, generate nothing).
+
+    It includes the thinking, whose budget has to be below it; where it is not, the larger one counts.
+    """
+    limit = _largest(fields, _LIMITS, 0, MAX_OUTPUT_TOKENS)
+    thinking = fields.get("thinking")
+    if limit is None or type(thinking) is not dict:
+        return limit
+    budget = integer(thinking, "budget_tokens", 0, MAX_OUTPUT_TOKENS, "thinking.")
+    return max(limit, budget or 0)
 
 
-def _responses(fields: dict[str, Any]) -> Prompt:
-    prompt = Prompt()
-    given = fields.get("input")
-    if type(given) is str:
-        prompt.add_content(given)
-    elif given is not None:
-        prompt.add_messages(given, "input")
-        prompt.overhead_tokens += TOKENS_PRIMING_REPLY
-    elif not any(fields.get(name) for name in ("prompt", "previous_response_id", "conversation")):
-        raise _missing("input")
-    prompt.add_content(fields.get("instructions"))
-    template = fields.get("prompt")
-    if type(template) is dict and type(template.get("variables")) is dict:
-        prompt.add_content(list(template["variables"].values()))
-    prompt.add_json(fields.get("tools"))
-    text = fields.get("text")
-    if type(text) is dict and type(text.get("format")) is dict and "schema" in text["format"]:
-        prompt.add_json(text["format"])
-    return prompt
+def _largest(fields: Fields, names: tuple[str, ...], least: int, most: int) -> int | None:
+    """
+    The largest of what the names state; None where all are silent.
+
+    Clients and backends disagree on which of them counts: the largest may be generated.
+    """
+    largest: int | None = None
+    for name in names:
+        stated = integer(fields, name, least, most)
+        if stated is not None and (largest is None or stated > largest):
+            largest = stated
+    return largest
 
 
-_READ_PROMPT = {
-    Endpoint.CHAT: _chat,
-    Endpoint.COMPLETIONS: _completions,
-    Endpoint.EMBEDDINGS: _embeddings,
-    Endpoint.RESPONSES: _responses,
-}
-
-
-def _model(fields: dict[str, Any]) -> str | None:
+def _model(fields: Fields) -> str | None:
     model = fields.get("model")
     if model is None:
         return None
@@ -229,56 +211,3 @@ def _model(fields: dict[str, Any]) -> str | None:
         text = f"'model' must not be longer than {MAX_MODEL_CHARS} characters."
         raise malformed(ErrorCode.STRING_TOO_LONG, text, "model")
     return model
-
-
-def _max_output_tokens(fields: dict[str, Any], least: int) -> int | None:
-    # Clients and backends disagree on which of the names counts: the largest may be generated.
-    largest: int | None = None
-    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
-        stated = _integer(fields, name, least, MAX_OUTPUT_TOKENS)
-        if stated is not None and (largest is None or stated > largest):
-            largest = stated
-    return largest
-
-
-def _integer(fields: dict[str, Any], name: str, least: int, most: int) -> int | None:
-    """A field from `least` to `most`; None where it is absent or null."""
-    value = fields.get(name)
-    if value is None:
-        return None
-    if type(value) is float and value.is_integer():
-        value = int(value)
-    # bool is an int to Python, and 1 to lax backends: neither is meant by a client.
-    if type(value) is not int:
-        raise malformed(ErrorCode.INVALID_TYPE, f"'{name}' must be an integer.", name)
-    if value < least:
-        text = f"'{name}' must be at least {least}."
-        raise malformed(ErrorCode.INTEGER_TOO_SMALL, text, name)
-    if value > most:
-        text = f"'{name}' must be at most {most}."
-        raise malformed(ErrorCode.INTEGER_TOO_LARGE, text, name)
-    return value
-
-
-def _flag(fields: dict[str, Any], name: str) -> bool:
-    value = fields.get(name)
-    if value is None:
-        return False
-    if type(value) is not bool:
-        raise malformed(ErrorCode.INVALID_TYPE, f"'{name}' must be true or false.", name)
-    return value
-
-
-def _asks_for_usage(options: object) -> bool:
-    return type(options) is dict and options.get("include_usage") is True
-
-
-def _required(fields: dict[str, Any], name: str) -> object:
-    value = fields.get(name)
-    if value is None:
-        raise _missing(name)
-    return value
-
-
-def _missing(name: str) -> RequestError:
-    return malformed(ErrorCode.MISSING_PARAMETER, f"'{name}' is required.", name)

@@ -17,5 +17,6 @@ def open_store(url: str, clock: Clock) -> Store:
     """
     if url == "memory://":
         return MemoryStore(clock)
-    scheme = url.partition(":")[0]
+    # Without one the text may be anything, a password too.
+    scheme = url.partition("://")[0] if "://" in url else ""
     raise ConfigError([Fault("state", f"unknown scheme {scheme!r}; known: memory://")])

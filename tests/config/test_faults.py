@@ -154,7 +154,10 @@ def test_faults_of_an_entitlement(change: dict[str, object], faults: list[str]) 
     assert faults_of(entitlements(change)) == expected
 
 
-KEY_RULE = ": must be exactly one of {sha256: ...}, {env: ...} and {plain: ...}"
+KEY_RULE = (
+    ": must be exactly one of {sha256: ...}, {env: ...}, {plain: ...}, {claim: ...}, "
+    "{principal: ...} and {anonymous: true}"
+)
 
 
 @pytest.mark.parametrize(

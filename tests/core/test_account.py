@@ -137,6 +137,16 @@ def test_old_sheds_are_forgotten_at_a_tick() -> None:
     assert one.is_idle
 
 
+def test_a_shed_that_became_new_demand_is_the_youngest_again() -> None:
+    """It does not keep older ones from being forgotten."""
+    one = account()
+    one.count_shed(1, cost(1), 0, is_retry=False)
+    one.count_shed(2, cost(1), 1_000, is_retry=False)
+    one.count_shed(1, cost(1), RETRY_WINDOW_MS, is_retry=False)
+    one.close_tick(RETRY_WINDOW_MS + 1_000)
+    assert list(one._sheds) == [1]
+
+
 def test_use_is_integrated_over_time_and_its_peak_kept() -> None:
     """Two sequences for a second and four for two are ten sequence-seconds."""
     one = account()

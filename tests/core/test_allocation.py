@@ -68,11 +68,20 @@ def want_of(position: int, member: Member) -> Want:
 
 
 def pools() -> st.SearchStrategy[tuple[Resources, list[Want]]]:
-    """A capacity and 1 to 30 entitlements whose baselines and demands may or may not fit it."""
-    capacity = st.sampled_from([0, 16, 200, 2_000]).flatmap(parts)
-    return st.tuples(capacity, MEMBERS).map(
-        lambda case: (Resources(*case[0]), [want_of(i, one) for i, one in enumerate(case[1])])
-    )
+    """A capacity and 1 to 30 entitlements; it is anything from nothing to more than they all could use."""
+
+    def shape(case: tuple[list[Member], Parts, Parts]) -> tuple[Resources, list[Want]]:
+        members = [want_of(i, one) for i, one in enumerate(case[0])]
+        promised = [sum(pick(want.baseline) for want in members) for pick in RESOURCES.values()]
+        wanted = [sum(pick(want.demand) for want in members) for pick in RESOURCES.values()]
+        tokens, kv_bytes, sequences = (
+            (base * of_base + demand * of_demand) // 16
+            for base, demand, of_base, of_demand in zip(promised, wanted, *case[1:], strict=True)
+        )
+        return Resources(tokens, kv_bytes, sequences), members
+
+    sixteenths = st.tuples(*[st.integers(0, 12)] * 3)
+    return st.tuples(MEMBERS, sixteenths, sixteenths).map(shape)
 
 
 def water_level(

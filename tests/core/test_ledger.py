@@ -235,6 +235,17 @@ def test_a_settlement_says_how_long_the_lease_was_held() -> None:
     assert not first.late
 
 
+def test_a_correction_is_metered_as_neither_offered_nor_delivered() -> None:
+    """A tick sees what requests turned out to be, not what was reserved for them."""
+    ledger = Ledger()
+    take(ledger, "over", 500, amount())
+    take(ledger, "under", 10, amount())
+    ledger.settle("over", 100, 0)
+    ledger.settle("under", 30, 0)
+    meters = ledger.close_tick(5_000)[1]["spot"]
+    assert (meters.demanded_tokens, meters.delivered_tokens) == (130, 130)
+
+
 # ---------------------------------------------------------------- replay and expiry
 
 

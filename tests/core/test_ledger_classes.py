@@ -210,6 +210,27 @@ def test_a_dedicated_tenant_that_exhausts_its_tokens_hears_when_they_are_back() 
     one.admit("d", cost(160))
 
 
+def test_a_dedicated_burst_in_sequences_is_paid_from_its_own_tokens_first() -> None:
+    """Spot has used up more than all share; the seventh sequence needs none of that while its own tokens last."""
+    one = desk(entitlement("d", DEDICATED, BASELINE))
+    one.settle(one.admit("spot", cost(10_000)), 12_000)
+    for _ in range(6):
+        one.admit("d", cost(500))
+    burst = one.admit("d", cost(3_000))
+    assert (burst.within_guarantee, burst.tokens_guaranteed) == (False, True)
+    short = refusal(one, "d", 60)
+    assert (short.resource, short.available, short.retry_after_ms) == (Resource.TOKENS, 0, 100)
+
+
+def test_its_own_idle_baseline_does_not_stand_in_the_way_of_a_wide_dedicated_request() -> None:
+    """Eight sequences and 8,000 KV bytes: six and 6,000 of its own, the rest of the surplus."""
+    one = desk(entitlement("d", DEDICATED, BASELINE))
+    one.admit("spot", cost(1, sequences=8, kv_bytes=8_000))
+    wide = one.claim("d", cost(1, sequences=8, kv_bytes=8_000))
+    assert isinstance(wide, Lease)
+    assert not wide.within_guarantee
+
+
 # ---------------------------------------------------------------- lost and changed
 
 
@@ -231,8 +252,10 @@ def test_tokens_that_a_removed_entitlement_took_do_not_keep_its_account_for_ever
     """Its share has no rate that would drain it."""
     one = desk(entitlement("e", ELASTIC, BASELINE))
     one.settle(one.admit("e", cost(5_000)))
+    lease = one.admit("e", cost(10))
     one.pool = pool(CAPACITY, SPOT_TENANT)
     one.pass_tick()
+    one.settle(lease, 700)
     one.pass_tick()
     assert "e" not in one.ledger.view().accounts
 

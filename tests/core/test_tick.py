@@ -268,6 +268,15 @@ def test_the_terms_of_reserved_classes() -> None:
     assert all(BASELINE.within(terms[name].share) for name in ("d", "g", "keeps"))
 
 
+def test_a_guarantee_that_is_lent_away_stays_in_the_share() -> None:
+    """Spot may use what idles, and the baseline is still whole for the one that wakes."""
+    flood = Meters(pending_tokens=5_000, pending_concurrency=50, pending_kv_bytes=50_000)
+    members = (entitlement("g", GUARANTEED, BASELINE), entitlement("spot", SPOT))
+    terms = ticks(pool(CAPACITY, *members), [{"spot": flood}] * 3)[-1].terms
+    assert terms["spot"].share == CAPACITY
+    assert terms["g"].share == BASELINE
+
+
 def test_a_pool_that_lost_capacity_is_degraded() -> None:
     """While the reserved baselines do not fit: they shrink in proportion, and recover with the capacity."""
     members = [entitlement(name, GUARANTEED, BASELINE) for name in ("g", "h")]

@@ -1,7 +1,7 @@
 """Heads: what a request says before its body, from headers and from attributes."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envoy_tokenpools.config import credential_digest
@@ -113,6 +113,7 @@ def test_a_key_beyond_ascii_is_the_key_of_the_configuration(key: str) -> None:
         assert credential_digest(credential) == credential_digest(key)
 
 
+@settings(deadline=None)
 @given(st.binary(min_size=1, max_size=40))
 def test_any_bytes_are_a_credential(raw: bytes) -> None:
     """A digest can be made of whatever was sent, and different bytes have different ones."""

@@ -5,7 +5,7 @@ from envoy_data_plane.envoy.config.core import v3 as core
 from envoy_data_plane.envoy.extensions.filters.http.ext_proc import v3 as ext_proc_filter
 from envoy_data_plane.envoy.service.ext_proc import v3 as ext_proc
 from envoy_data_plane.envoy.type import v3 as envoy_type
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envoy_tokenpools.extproc import replies
@@ -115,6 +115,7 @@ def test_an_admitted_request_loses_its_wish_for_compression_only() -> None:
     )
 
 
+@settings(deadline=None)
 @given(HEADERS)
 def test_response_headers_are_encoded_as_the_full_type_does(headers: list[tuple[str, str]]) -> None:
     """Same message, and same bytes but for empty fields, which we write out."""
@@ -131,6 +132,7 @@ def test_response_headers_are_encoded_as_the_full_type_does(headers: list[tuple[
         assert encoded == bytes(full)
 
 
+@settings(deadline=None)
 @given(STATUSES, HEADERS, st.binary(max_size=300))
 def test_an_answer_is_encoded_as_the_full_type_does(
     status: envoy_type.StatusCode, headers: list[tuple[str, str]], body: bytes

@@ -8,7 +8,7 @@ from betterproto2 import Message as Proto
 from envoy_data_plane.envoy.config.core import v3 as core
 from envoy_data_plane.envoy.service.ext_proc import v3 as ext_proc
 from envoy_data_plane.google.protobuf import ListValue, NullValue, Struct, Value
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envoy_tokenpools.extproc import wire
@@ -137,6 +137,7 @@ def test_body_modes_are_those_of_the_full_type() -> None:
     assert (wire.NONE, wire.BUFFERED) == (BodyMode.NONE, BodyMode.BUFFERED)
 
 
+@settings(deadline=None)
 @given(messages())
 def test_every_message_reads_as_the_full_type_does(full: Message) -> None:
     """Which kind it is, and every field that the narrow type declares."""
@@ -168,6 +169,7 @@ def test_every_message_reads_as_the_full_type_does(full: Message) -> None:
         )
 
 
+@settings(deadline=None)
 @given(HEADERS)
 def test_wanted_headers_are_read_whatever_their_form(headers: list[core.HeaderValue]) -> None:
     """In order, duplicates kept, `raw_value` before `value`; all others are left out."""
@@ -213,6 +215,7 @@ def test_an_empty_message_still_has_its_kind() -> None:
         assert getattr(wire.parse_request(tag + payload), kind) is not None
 
 
+@settings(deadline=None)
 @given(ATTRIBUTES)
 def test_attributes_are_texts_and_numbers(values: dict[str, Struct]) -> None:
     """By expression, every filter's together; an empty text is none."""
@@ -229,6 +232,7 @@ def test_attributes_are_texts_and_numbers(values: dict[str, Struct]) -> None:
     assert read == wire.Attributes(texts, found)
 
 
+@settings(deadline=None)
 @given(OTHER_VALUES)
 def test_attributes_of_other_kinds_are_no_text(value: Value) -> None:
     """Flags, lists, maps and nothing never stand for a header or a path."""

@@ -1,0 +1,188 @@
+"""How an admitted request ends: by what was seen, and once."""
+
+import gzip
+import json
+
+import pytest
+
+from envoy_tokenpools.gate.directory import Directory
+from envoy_tokenpools.observer import Ending
+from envoy_tokenpools.openai.usage import Usage
+from tests.support.extproc import Conversation, Message, chat, post_rh, rb, sb, sh, st
+from tests.support.streams import S_EVENTS, S, chunk, stream_of
+
+SSE = "text/event-stream"
+ANSWER = b'{"choices":[{"index":0,"message":{"content":"Hello"},"finish_reason":"stop"}]}'
+ERROR = b'{"error":{"message":"boom","type":"server_error","code":500}}'
+UNFINISHED = stream_of(*S_EVENTS[:2])
+SILENT = stream_of(*S_EVENTS[:3])
+
+
+def admitted(directory: Directory, *, stream: bool = True) -> Conversation:
+    """A request that was let through."""
+    talk = Conversation.begin(directory)
+    talk.say(post_rh(), rb(chat(stream=stream)))
+    assert talk.admissions == 1
+    return talk
+
+
+@pytest.mark.parametrize(
+    ("messages", "ending", "status"),
+    [
+        ([sh(200, SSE), sb(S), sb(eos=True)], Ending.COMPLETED, 200),
+        ([sh(), sb(ANSWER, eos=True)], Ending.COMPLETED, 200),
+        ([sh(), sb(ANSWER), st()], Ending.COMPLETED, 200),
+        ([sh(200, SSE), sb(S)], Ending.COMPLETED, 200),
+        ([sh(200, SSE), sb(SILENT)], Ending.COMPLETED, 200),
+        ([], Ending.CLIENT_GONE, None),
+        ([sh(200, SSE)], Ending.CLIENT_GONE, 200),
+        ([sh(200, SSE), sb(UNFINISHED)], Ending.CLIENT_GONE, 200),
+        ([sh(200, SSE), sb(UNFINISHED[:-20])], Ending.CLIENT_GONE, 200),
+        ([sh(), sb(ANSWER[:30])], Ending.CLIENT_GONE, 200),
+        ([sh(200, SSE), sb(UNFINISHED, eos=True)], Ending.TRUNCATED, 200),
+        ([sh(200, SSE), sb(UNFINISHED), st()], Ending.TRUNCATED, 200),
+        ([sh(200, SSE, eos=True)], Ending.TRUNCATED, 200),
+        ([sh(200), sb(ANSWER[:30], eos=True)], Ending.TRUNCATED, 200),
+        ([sh(500), sb(ERROR, eos=True)], Ending.BACKEND_ERROR, 500),
+        ([sh(503, "text/plain"), sb(b"no healthy upstream", eos=True)], Ending.BACKEND_ERROR, 503),
+        ([sh(504, None, eos=True)], Ending.BACKEND_ERROR, 504),
+        ([sh(400), sb(ERROR, eos=True)], Ending.BACKEND_ERROR, 400),
+        ([sh(429), sb(ERROR, eos=True)], Ending.BACKEND_ERROR, 429),
+        ([sh(500)], Ending.BACKEND_ERROR, 500),
+        (
+            [sh(200, SSE), sb(UNFINISHED), sb(b"data: " + ERROR + b"\n\n", eos=True)],
+            Ending.BACKEND_ERROR,
+            200,
+        ),
+        ([sh(200, SSE), sb(UNFINISHED + b"data: " + ERROR + b"\n\n")], Ending.BACKEND_ERROR, 200),
+        ([sh(200), sb(ERROR, eos=True)], Ending.BACKEND_ERROR, 200),
+        ([sh("weird"), sb(ANSWER, eos=True)], Ending.COMPLETED, 0),
+        ([sh("", None), sb(ANSWER, eos=True)], Ending.COMPLETED, 0),
+        ([sh(200, None), sb(ANSWER, eos=True)], Ending.COMPLETED, 200),
+    ],
+)
+def test_what_was_seen_names_the_ending(
+    directory: Directory, messages: list[Message], ending: Ending, status: int | None
+) -> None:
+    """However the gRPC stream was closed: a good end often looks like a cancellation."""
+    talk = admitted(directory)
+    talk.say(*messages)
+    talk.end()
+    assert (talk.outcome.ending, talk.outcome.status) == (ending, status)
+
+
+@pytest.mark.parametrize(
+    ("messages", "ending"),
+    [
+        ([], Ending.TRUNCATED),
+        ([sh(200, SSE), sb(UNFINISHED)], Ending.TRUNCATED),
+        ([sh(200, SSE), sb(SILENT)], Ending.COMPLETED),
+        ([sh(500)], Ending.BACKEND_ERROR),
+        ([sh(200, SSE), sb(S, eos=True)], Ending.COMPLETED),
+    ],
+)
+def test_a_stream_that_we_end_was_cut_by_us(
+    directory: Directory, messages: list[Message], ending: Ending
+) -> None:
+    """At shutdown, unless it had ended by itself."""
+    talk = admitted(directory)
+    talk.say(*messages)
+    talk.end(shutting_down=True)
+    assert talk.outcome.ending is ending
+
+
+def test_everything_after_the_end_settles_nothing(directory: Directory) -> None:
+    """Usage before the end, the end, `[DONE]` again, bytes, trailers, cancellation: one settlement."""
+    talk = admitted(directory)
+    talk.say(sh(200, SSE), sb(S), sb(eos=True))
+    talk.say(sb(b"data: [DONE]\n\n"), sb(b"more"), sb(eos=True), st(), sh(500, eos=True), st())
+    talk.end()
+    talk.end(shutting_down=True)
+    assert talk.outcome.ending is Ending.COMPLETED
+    assert talk.outcome.metered is not None
+    assert talk.outcome.metered.usage == Usage(26, 9)
+
+
+def test_done_twice_before_the_end_is_done_once(directory: Directory) -> None:
+    """What follows the first is not read."""
+    again = stream_of(chunk({"content": "more and more"}), "[DONE]")
+    talk = admitted(directory)
+    talk.say(sh(200, SSE), sb(S), sb(again), sb(b"\xff"), sb(eos=True))
+    assert talk.outcome.metered is not None
+    assert talk.outcome.metered.usage == Usage(26, 9)
+
+
+@pytest.mark.parametrize("steps", range(7))
+def test_a_cancellation_at_any_point_settles_what_was_admitted(
+    directory: Directory, steps: int
+) -> None:
+    """With what was delivered by then: nothing before the body, the text that went through after it."""
+    start, first = S.index(b"Hello"), S.index(b" world")
+    sequence = [
+        post_rh(),
+        rb(chat(stream=True)),
+        sh(200, SSE),
+        sb(S[: start + 3]),
+        sb(S[start + 3 : first]),
+        sb(S[first:]),
+    ]
+    talk = Conversation.begin(directory)
+    talk.say(*sequence[:steps])
+    talk.end()
+    assert len(talk.settled) == talk.admissions == (steps >= 2)
+    if steps in (3, 4):
+        assert talk.outcome.metered is not None
+        assert talk.outcome.metered.texts == ()
+    if steps == 5:
+        assert talk.outcome.metered is not None
+        assert (talk.outcome.metered.texts, talk.outcome.metered.usage) == (("Hello 你好",), None)
+    if steps == 6:
+        assert talk.outcome.ending is Ending.COMPLETED
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "zstd", " GZIP "])
+def test_a_compressed_answer_ends_unread(directory: Directory, encoding: str) -> None:
+    """We asked for none; what comes nevertheless is no text, and is told as unreadable."""
+    talk = admitted(directory)
+    talk.say(sh(200, SSE, ("content-encoding", encoding)), sb(gzip.compress(S)), sb(eos=True))
+    assert (talk.outcome.ending, talk.outcome.metered) == (Ending.COMPLETED, None)
+    assert talk.first_tokens == []
+
+
+def test_a_compressed_answer_that_is_left_is_a_client_gone(directory: Directory) -> None:
+    """Unread is not finished."""
+    talk = admitted(directory)
+    talk.say(sh(200, SSE, ("content-encoding", "gzip")), sb(gzip.compress(S)))
+    talk.end()
+    assert (talk.outcome.ending, talk.outcome.metered) == (Ending.CLIENT_GONE, None)
+
+
+def test_an_encoding_that_changes_nothing_is_read(directory: Directory) -> None:
+    """`identity` again."""
+    talk = admitted(directory)
+    talk.say(sh(200, SSE, ("content-encoding", "identity")), sb(S, eos=True))
+    assert talk.outcome.metered is not None
+
+
+def test_an_answer_in_json_to_a_request_for_a_stream(directory: Directory) -> None:
+    """The response's own type decides."""
+    talk = admitted(directory)
+    body = {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 7}}
+    talk.say(sh(200, "application/json"), sb(json.dumps(body).encode(), eos=True))
+    assert talk.outcome.metered is not None
+    assert talk.outcome.metered.usage == Usage(5, 7)
+
+
+def test_a_stream_to_a_request_for_json(directory: Directory) -> None:
+    """And the other way round."""
+    talk = admitted(directory, stream=False)
+    talk.say(sh(200, SSE), sb(S, eos=True))
+    assert talk.outcome.metered is not None
+    assert talk.outcome.metered.usage == Usage(26, 9)
+
+
+def test_the_end_of_an_exchange_that_said_nothing(directory: Directory) -> None:
+    """A stream that Envoy opens and closes."""
+    talk = Conversation.begin(directory)
+    talk.end()
+    assert (talk.settled, talk.told) == ([], [])
