@@ -137,7 +137,11 @@ def _config(root: RootFields, pools: Sequence[ReadPool], findings: Findings) -> 
         keys=keys,
         claim=_claim_source(root.identity),
         server=ServerSettings(
-            max_body_bytes=server.max_body, lease_ttl_ms=server.lease_ttl, drain_ms=server.drain
+            max_body_bytes=server.max_body,
+            path_prefix=server.path_prefix,
+            rejects_unknown_endpoints=server.unknown_endpoints == "reject",
+            lease_ttl_ms=server.lease_ttl,
+            drain_ms=server.drain,
         ),
         warnings=tuple(findings.warnings),
     )

@@ -147,6 +147,8 @@ def _pool(fields: PoolFields, entitlements: Mapping[str, Entitlement]) -> Pool:
         tokenizer=fields.tokenizer,
         default_max_tokens=fields.default_max_tokens,
         image_tokens=fields.image_tokens,
+        flat_tokens=fields.flat_tokens,
+        inject_usage=fields.inject_usage,
         audio_tokens=fields.audio_tokens,
         output_estimate=fields.output_estimate,
         mode=fields.mode,

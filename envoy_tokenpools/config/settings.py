@@ -67,11 +67,15 @@ class ServerSettings:
 
     Attributes:
         max_body_bytes: largest request body that is read; above it the answer is 413.
+        path_prefix: the path that the metered endpoints lie below.
+        rejects_unknown_endpoints: whether a POST to any other path is refused with 404.
         lease_ttl_ms: after this time without a sign of life a lease counts as lost.
         drain_ms: how long a stopping server waits for requests in flight.
     """
 
     max_body_bytes: int = 8 * 1_024**2
+    path_prefix: str = ""
+    rejects_unknown_endpoints: bool = False
     lease_ttl_ms: int = 60_000
     drain_ms: int = 30_000
 

@@ -31,6 +31,7 @@ from envoy_tokenpools.core.pool import EntitlementState, Mode, OutputEstimate, S
 # Names are metric labels and parts of store keys.
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _LONGEST_MODEL: Final = 256
+_PATH: Final = re.compile(r"(?:/[A-Za-z0-9._~-]+)*")
 _BYTES: Final = QuantityRange(1, in_bytes=True)
 
 
@@ -45,6 +46,12 @@ def _name(value: str) -> str:
 def _model_name(value: str) -> str:
     if not 0 < len(value) <= _LONGEST_MODEL or not value.isprintable() or value != value.strip():
         raise ValueError(f"must be 1 to {_LONGEST_MODEL} printable characters, no blanks around")
+    return value
+
+
+def _path_prefix(value: str) -> str:
+    if value and (not value.startswith("/") or value.endswith("/") or not _PATH.fullmatch(value)):
+        raise ValueError("must be a path such as /team-a, without a slash at its end")
     return value
 
 
@@ -221,6 +228,8 @@ class PoolFields(CapacityFields):
     default_max_tokens: Count = 256
     image_tokens: CountOrZero = 1_024
     audio_tokens: CountOrZero = 1_024
+    flat_tokens: CountOrZero = 1_024
+    inject_usage: bool = True
     output_estimate: Annotated[OutputEstimate, Field(strict=False)] = OutputEstimate.P95
     mode: Annotated[Mode, Field(strict=False)] = Mode.ENFORCE
     window: Annotated[int, BeforeValidator(DurationRange(1_000, 3_600_000))] = 10_000
@@ -253,6 +262,8 @@ class ServerFields(_Fields):
     max_body: Annotated[int, BeforeValidator(QuantityRange(1_024, 1_024**3, in_bytes=True))] = (
         8 * 1_024**2
     )
+    path_prefix: Annotated[str, AfterValidator(_path_prefix)] = ""
+    unknown_endpoints: Literal["pass", "reject"] = "pass"
     lease_ttl: Annotated[int, BeforeValidator(DurationRange(5_000, 3_600_000))] = 60_000
     drain: Annotated[int, BeforeValidator(DurationRange(0, 3_600_000))] = 30_000
 

@@ -156,6 +156,8 @@ class Pool:
         default_max_tokens: output assumed where a request states no maximum.
         image_tokens: what one image of a prompt counts.
         audio_tokens: what one audio clip or file of a prompt counts.
+        flat_tokens: what a request counts whose work is not text: a picture made, a file transcribed.
+        inject_usage: whether streams that say nothing about usage ask the backend for it.
         output_estimate: how a request's output is reserved.
         mode: enforce or shadow.
         window_ms: depth of the token buckets, as time at their rate.
@@ -174,6 +176,8 @@ class Pool:
     default_max_tokens: int = 256
     image_tokens: int = 1_024
     audio_tokens: int = 1_024
+    flat_tokens: int = 1_024
+    inject_usage: bool = True
     output_estimate: OutputEstimate = OutputEstimate.P95
     mode: Mode = Mode.ENFORCE
     window_ms: int = 10_000

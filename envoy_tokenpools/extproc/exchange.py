@@ -21,11 +21,20 @@ Rules:
 """
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from envoy_tokenpools.config import ServerSettings
 from envoy_tokenpools.errors import RequestError
 from envoy_tokenpools.extproc import replies
 from envoy_tokenpools.extproc.incoming import Head, head_from_attributes, head_from_headers
+from envoy_tokenpools.extproc.requesting import (
+    ADMIT_HEADERS,
+    NO_CHANGE,
+    RequestBody,
+    admit_body,
+    change_for,
+)
+from envoy_tokenpools.extproc.responding import Response
 from envoy_tokenpools.extproc.wire import (
     BUFFERED,
     NONE,
@@ -34,6 +43,7 @@ from envoy_tokenpools.extproc.wire import (
     ProcessingRequest,
     attributes_of,
     headers_of,
+    metadata_text,
 )
 from envoy_tokenpools.gate.answering import rate_limits
 from envoy_tokenpools.gate.directory import Directory, Rights
@@ -46,8 +56,8 @@ from envoy_tokenpools.openai.answers import (
     rate_limit_headers,
     unavailable_answer,
 )
-from envoy_tokenpools.openai.request import parse_request
-from envoy_tokenpools.openai.usage import UsageMeter, meter_for
+from envoy_tokenpools.openai.endpoint import Dialect
+from envoy_tokenpools.openai.request import RequestFacts, facts_without_body, parse_request
 
 RESPONSE_HEADERS = frozenset((b":status", b"content-encoding", b"content-type"))
 """Response headers that are decoded."""
@@ -111,29 +121,29 @@ _BODY_NOT_SENT = Tell(Decided(Decision.BYPASSED, reason="body_not_sent"))
 class Exchange:
     """The state of one request; feed it with `receive`, and end it with `finish`."""
 
-    def __init__(self, directory: Directory, *, max_body_bytes: int) -> None:
+    def __init__(self, directory: Directory, settings: ServerSettings) -> None:
         """
         Begin; nothing is held.
 
         Args:
             directory: identifies callers and finds pools.
-            max_body_bytes: a larger request body is refused with 413.
+            settings: limits and policies of the server.
         """
         self._directory = directory
-        self._max_body_bytes = max_body_bytes
+        self._settings = settings
         self._phase = Phase.OPENING
         self._observes = False
         self._body_mode: int | None = None
         self._started_us = 0
         self._head: Head | None = None
+        self._has_headers = False
         self._rights: Rights = ()
-        self._body: list[bytes] = []
-        self._body_bytes = 0
-        self._admit_reply = _REQUEST_BODY
-        self._admitted: Admitted | None = None
+        self._body = RequestBody(settings.max_body_bytes)
         self._order: Order | None = None
-        self._status: int | None = None
-        self._meter: UsageMeter | None = None
+        self._change = NO_CHANGE
+        self._admit_reply: Actions = ()
+        self._admitted: Admitted | None = None
+        self._response = Response(withholds_usage=False)
         self._first_token_seen = False
 
     def receive(self, message: ProcessingRequest, now_us: int) -> Actions:
@@ -154,6 +164,7 @@ class Exchange:
         """The gate admitted the order: let the request go on."""
         self._phase = Phase.ADMITTED
         self._admitted = verdict
+        self._response = Response(withholds_usage=self._change.asks_usage and not self._observes)
         return () if self._observes else self._admit_reply
 
     def refused(self, answer: Answer) -> Actions:
@@ -172,7 +183,9 @@ class Exchange:
             entitlement=order.entitlement.name if order is not None else "",
             service_class=order.entitlement.service_class if order is not None else None,
         )
-        return (Tell(event), *self.refused(error_answer(error)))
+        endpoint = self._head.endpoint if self._head is not None else None
+        dialect = endpoint.dialect if endpoint is not None else Dialect.OPENAI
+        return (Tell(event), *self.refused(error_answer(error, dialect)))
 
     def finish(self, *, shutting_down: bool = False) -> Actions:
         """
@@ -180,20 +193,14 @@ class Exchange:
 
         How it was closed says little (a good end often looks like a cancellation), so that what was seen decides.
         """
-        if self._phase is not Phase.ADMITTED:
-            return ()
-        if shutting_down:
-            return self._settle(Ending.TRUNCATED)
-        return self._settle(Ending.CLIENT_GONE)
-
-    # ------------------------------------------------------------------ request
+        return self._settle(Ending.TRUNCATED if shutting_down else Ending.CLIENT_GONE)
 
     def _dispatch(self, message: ProcessingRequest, now_us: int) -> Actions:
         actions: Actions = ()
         if message.response_body is not None:
             actions = self._response_body(message.response_body, message, now_us)
         elif message.request_headers is not None:
-            actions = self._request_headers(message.request_headers, now_us)
+            actions = self._request_headers(message.request_headers, message, now_us)
         elif message.request_body is not None:
             actions = self._request_body(message.request_body, message, now_us)
         elif message.response_headers is not None:
@@ -201,18 +208,27 @@ class Exchange:
         elif message.request_trailers is not None:
             actions = self._request_trailers()
         elif message.response_trailers is not None:
-            actions = (*self._response_ended(), *_RESPONSE_TRAILERS)
+            actions = (*self._settle(Ending.COMPLETED), *_RESPONSE_TRAILERS)
         return actions
 
-    def _request_headers(self, message: HttpHeaders, now_us: int) -> Actions:
+    # ------------------------------------------------------------------ request
+
+    def _request_headers(
+        self, message: HttpHeaders, whole: ProcessingRequest, now_us: int
+    ) -> Actions:
         if self._phase is not Phase.OPENING:
             return _REQUEST_HEADERS
-        head = head_from_headers(message)
+        self._has_headers = True
+        head = head_from_headers(message, self._settings.path_prefix)
         if head.endpoint is None:
-            return self._pass((Reply(replies.PASS_UNMETERED),))
-        self._open(head, now_us)
+            return self._pass(head, (Reply(replies.PASS_UNMETERED),))
+        self._open(head, whole.metadata_context, now_us)
         if message.end_of_stream:
             raise RequestError(400, "invalid_json", "The request has no body.")
+        if not head.endpoint.reads_body:
+            pool, entitlement = self._directory.resolve_alone(self._rights)
+            facts = facts_without_body(head.endpoint)
+            return self._ask(Order(pool, entitlement, facts, 0, head.is_retry, now_us), _UNREAD)
         if self._body_mode == NONE:
             self._body_mode = BUFFERED
             return _BUFFER_REQUEST_BODY
@@ -220,77 +236,68 @@ class Exchange:
 
     def _request_body(self, message: HttpBody, whole: ProcessingRequest, now_us: int) -> Actions:
         if self._phase is Phase.OPENING:
-            head = head_from_attributes(attributes_of(whole.attributes))
+            head = head_from_attributes(attributes_of(whole.attributes), self._settings.path_prefix)
             if head is None:
                 return self.refused(_MISCONFIGURED)
             if head.endpoint is None:
-                return self._pass(_REQUEST_BODY)
-            self._open(head, now_us)
+                return self._pass(head, _REQUEST_BODY)
+            self._open(head, whole.metadata_context, now_us)
         if self._phase is not Phase.COLLECTING:
             return _REQUEST_BODY
-        self._body_bytes += len(message.body)
-        if self._body_bytes > self._max_body_bytes:
-            raise self._too_large()
-        self._body.append(message.body)
+        self._body.add(message.body)
         # A request with trailers has no end of stream on its body: the buffered one is whole nevertheless.
         if message.end_of_stream or self._body_mode == BUFFERED:
-            return self._decide(_REQUEST_BODY)
+            return self._decide(is_trailers=False)
         return _REQUEST_BODY
 
     def _request_trailers(self) -> Actions:
         if self._phase is Phase.COLLECTING:
-            return self._decide(_REQUEST_TRAILERS)
+            return self._decide(is_trailers=True)
         return _REQUEST_TRAILERS
 
-    def _open(self, head: Head, now_us: int) -> None:
+    def _open(self, head: Head, metadata: bytes, now_us: int) -> None:
         """Identify the caller, and refuse what the head alone rules out."""
         self._head = head
         self._started_us = now_us
-        self._rights = self._directory.identify(head.credential)
-        if head.content_encoding not in ("", "identity"):
-            raise RequestError(
-                415,
-                "unsupported_content_encoding",
-                f"A request body in the encoding {head.content_encoding[:32]!r} cannot be read; "
-                "send it as it is.",
-            )
-        if head.content_length is not None and head.content_length > self._max_body_bytes:
-            raise self._too_large()
+        source = self._directory.claim
+        claim = None
+        if source is not None and metadata:
+            claim = metadata_text(metadata, source.namespace, source.path)
+        self._rights = self._directory.identify(
+            head.credential, claim=claim, principals=head.principals
+        )
+        if head.endpoint is not None and head.endpoint.reads_body:
+            self._body.check_declared(head.content_length, head.content_encoding)
         self._phase = Phase.COLLECTING
 
-    def _pass(self, reply: Actions) -> Actions:
+    def _pass(self, head: Head, reply: Actions) -> Actions:
+        """A request that no pool meters: it passes, unless the operator wants only metered ones."""
+        if head.is_post and self._settings.rejects_unknown_endpoints:
+            raise RequestError(404, "unknown_url", "This path is not served here.")
         self._phase = Phase.PASSING
         return (_UNMETERED, *reply)
 
-    def _too_large(self) -> RequestError:
-        return RequestError(
-            413,
-            "request_too_large",
-            f"The request body is larger than the {self._max_body_bytes} bytes that are read here.",
-        )
-
-    def _decide(self, admit_reply: tuple[Reply]) -> Actions:
+    def _decide(self, *, is_trailers: bool) -> Actions:
         """The body is whole: read it, find its pool, and ask the gate."""
         head = self._head
         if head is None or head.endpoint is None:
             raise AssertionError("unreachable: collecting without a metered head")
-        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self._body.clear()
+        was_held = self._body.pieces == 1 and not is_trailers
+        body = self._body.take(head.content_encoding)
         facts = parse_request(head.endpoint, body)
         pool, entitlement = self._directory.resolve(self._rights, facts.model)
-        self._order = Order(
-            pool=pool,
-            entitlement=entitlement,
-            facts=facts,
-            fingerprint=fingerprint_of(body),
-            is_retry=head.is_retry,
-            arrived_us=self._started_us,
-            enforce=not self._observes,
+        order = Order(
+            pool, entitlement, facts, fingerprint_of(body), head.is_retry, self._started_us
         )
-        self._phase = Phase.DECIDING
+        if was_held:
+            self._change = change_for(facts, pool, body, head.content_encoding)
+        reply = Reply(admit_body(self._change, sets_length=self._has_headers))
+        return self._ask(order, _REQUEST_TRAILERS if is_trailers else (reply,))
+
+    def _ask(self, order: Order, admit_reply: Actions) -> Actions:
+        self._order = replace(order, enforce=False) if self._observes else order
         self._admit_reply = admit_reply
-        if admit_reply is _REQUEST_BODY:
-            self._admit_reply = _ADMIT_REQUEST_BODY
+        self._phase = Phase.DECIDING
         return (Admit(self._order),)
 
     # ------------------------------------------------------------------ response
@@ -302,84 +309,65 @@ class Exchange:
             return (_BODY_NOT_SENT, *_RESPONSE_HEADERS)
         if self._phase is not Phase.ADMITTED or self._admitted is None:
             return _RESPONSE_HEADERS
-        headers = dict(headers_of(message, RESPONSE_HEADERS))
-        self._begin_response(
-            headers.get(b":status", b""),
-            headers.get(b"content-type", b""),
-            headers.get(b"content-encoding", b""),
+        headers = {
+            name: value.decode("latin-1") for name, value in headers_of(message, RESPONSE_HEADERS)
+        }
+        status = headers.get(b":status", "")
+        self._response.begin(
+            int(status) if status.isdigit() else 0,
+            headers.get(b"content-type", ""),
+            headers.get(b"content-encoding", ""),
         )
-        order = self._admitted.order
-        limits = rate_limits(self._admitted.balance, order.pool)
-        reply = Reply(replies.response_headers_with(rate_limit_headers(limits)))
+        limits = rate_limits(self._admitted.balance, self._admitted.order.pool)
+        removed = ("content-length",) if self._response.changes_body else ()
+        reply = Reply(replies.response_headers_with(rate_limit_headers(limits), removed))
         if message.end_of_stream:
-            return (*self._response_ended(), reply)
+            return (*self._settle(Ending.COMPLETED), reply)
         return (reply,)
-
-    def _begin_response(self, status: bytes, content_type: bytes, encoding: bytes) -> None:
-        self._status = int(status) if status.isdigit() else 0
-        if encoding.strip().lower() in (b"", b"identity"):
-            self._meter = meter_for(content_type.decode("latin-1"))
 
     def _response_body(self, message: HttpBody, whole: ProcessingRequest, now_us: int) -> Actions:
         if self._phase is not Phase.ADMITTED or self._admitted is None:
             return _RESPONSE_BODY
-        if self._status is None:
-            self._begin_without_headers(whole, self._admitted)
+        response = self._response
+        if response.status is None:
+            self._begin_without_headers(whole, self._admitted.order.facts)
+        passed = response.feed(message.body, ends=message.end_of_stream)
         actions: Actions = _RESPONSE_BODY
-        meter = self._meter
-        if meter is not None and message.body:
-            meter.feed(message.body)
-            if not self._first_token_seen and meter.first_output:
-                self._first_token_seen = True
-                actions = (self._first_token(self._admitted, now_us), *actions)
+        if passed != message.body:
+            actions = (Reply(replies.response_body_with(passed)),)
+        if not self._first_token_seen and response.has_output:
+            self._first_token_seen = True
+            actions = (self._first_token(self._admitted.order, now_us), *actions)
         if message.end_of_stream:
-            return (*self._response_ended(), *actions)
+            return (*self._settle(Ending.COMPLETED), *actions)
         return actions
 
-    def _begin_without_headers(self, whole: ProcessingRequest, admitted: Admitted) -> None:
+    def _begin_without_headers(self, whole: ProcessingRequest, facts: RequestFacts) -> None:
         """Response headers were skipped: attributes tell, or else the request's own wish for a stream."""
         attributes = attributes_of(whole.attributes)
-        wished = b"text/event-stream" if admitted.order.facts.stream else b"application/json"
-        self._begin_response(
-            b"%d" % int(attributes.numbers.get("response.code", 200)),
-            attributes.texts.get("response.headers['content-type']", wished),
-            attributes.texts.get("response.headers['content-encoding']", b""),
+        wished = b"text/event-stream" if facts.stream else b"application/json"
+        self._response.begin(
+            int(attributes.numbers.get("response.code", 200)),
+            attributes.texts.get("response.headers['content-type']", wished).decode("latin-1"),
+            attributes.texts.get("response.headers['content-encoding']", b"").decode("latin-1"),
         )
 
     @staticmethod
-    def _first_token(admitted: Admitted, now_us: int) -> Tell:
-        order = admitted.order
+    def _first_token(order: Order, now_us: int) -> Tell:
         elapsed_ms = max(0, now_us - order.arrived_us) // 1_000
         return Tell(FirstToken(order.pool.name, order.entitlement.service_class, elapsed_ms))
 
-    def _response_ended(self) -> Actions:
-        if self._phase is not Phase.ADMITTED:
-            return ()
-        return self._settle(Ending.COMPLETED)
-
     def _settle(self, seen: Ending) -> Actions:
-        """
-        Settle, naming the ending by what was seen.
-
-        `seen` is COMPLETED where the body ended, else why it did not go on.
-        """
-        if self._admitted is None:
-            raise AssertionError("unreachable: settling what was not admitted")
+        """Settle what was admitted, once; `seen` is COMPLETED where the body ended, else why it did not go on."""
+        if self._phase is not Phase.ADMITTED or self._admitted is None:
+            return ()
         self._phase = Phase.SETTLED
-        metered = self._meter.finish() if self._meter is not None else None
-        failed = self._status is not None and self._status >= 400
-        if failed or (metered is not None and metered.error):
-            ending = Ending.BACKEND_ERROR
-        elif metered is not None and metered.finished:
-            ending = Ending.COMPLETED
-        elif seen is Ending.COMPLETED and metered is not None:
-            ending = Ending.TRUNCATED
-        else:
-            ending = seen
-        return (Settle(Outcome(self._admitted, ending, self._status, metered)),)
+        metered = self._response.finish()
+        ending = self._response.ending(seen, metered)
+        return (Settle(Outcome(self._admitted, ending, self._response.status, metered)),)
 
 
-_ADMIT_REQUEST_BODY = (Reply(replies.ADMIT_REQUEST_BODY),)
+_UNREAD = (Reply(ADMIT_HEADERS),)
 
 _MISCONFIGURED = unavailable_answer(
     reason="filter_misconfigured",

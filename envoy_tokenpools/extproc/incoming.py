@@ -2,12 +2,13 @@
 The head of a request, from headers or from attributes, reduced to what the gate asks about.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from envoy_tokenpools.errors import RequestError
 from envoy_tokenpools.extproc.wire import Attributes, HttpHeaders, headers_of
-from envoy_tokenpools.openai.request import Endpoint, endpoint_of
+from envoy_tokenpools.openai.endpoint import Endpoint, endpoint_of
 
 WANTED = frozenset(
     (
@@ -18,13 +19,17 @@ WANTED = frozenset(
         b"content-encoding",
         b"content-length",
         b"x-api-key",
+        b"x-forwarded-client-cert",
         b"x-stainless-retry-count",
     )
 )
 """Request headers that are decoded; an Envoy's `forward_rules` need not send any other."""
 
-IDENTITY = frozenset((b"api-key", b"authorization", b"x-api-key"))
-"""Headers that carry a credential, looked for in the order authorization, api-key, x-api-key."""
+CLIENT_CERTIFICATE = b"x-forwarded-client-cert"
+"""Set by Envoy from a verified client certificate (`forward_client_cert_details: SANITIZE_SET`)."""
+
+IDENTITY = frozenset((b"api-key", b"authorization", b"x-api-key", CLIENT_CERTIFICATE))
+"""Headers that say who calls; credentials are looked for in the order authorization, api-key, x-api-key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,30 +39,34 @@ class Head:
 
     Attributes:
         endpoint: the metered endpoint that it is for; None if it is not ours to meter.
+        is_post: whether it sends anything to be worked on.
         credential: the bearer token or API key; None if there is none.
+        principals: names of the verified client certificate.
         content_length: as declared; None if it is not.
         content_encoding: in lower case; empty if there is none.
         is_retry: the client's library says that it tried before.
     """
 
     endpoint: Endpoint | None
+    is_post: bool
     credential: str | None
+    principals: tuple[str, ...]
     content_length: int | None
     content_encoding: str
     is_retry: bool
 
 
-def head_from_headers(message: HttpHeaders) -> Head:
+def head_from_headers(message: HttpHeaders, path_prefix: str = "") -> Head:
     """
-    The head from a request headers message.
+    The head from a request headers message; metered endpoints lie below `path_prefix`.
 
     Raises:
         RequestError: 400, if a header that identifies the caller comes twice.
     """
-    return _head(headers_of(message, WANTED))
+    return _head(headers_of(message, WANTED), path_prefix)
 
 
-def head_from_attributes(attributes: Attributes) -> Head | None:
+def head_from_attributes(attributes: Attributes, path_prefix: str = "") -> Head | None:
     """
     The head from `request_attributes`, where Envoy skips the headers; None if the path is not among them.
 
@@ -75,10 +84,10 @@ def head_from_attributes(attributes: Attributes) -> Head | None:
         value = attributes.texts.get(f"request.headers['{name.decode()}']")
         if value is not None:
             pairs.append((name, value))
-    return _head(pairs)
+    return _head(pairs, path_prefix)
 
 
-def _head(pairs: Iterable[tuple[bytes, bytes]]) -> Head:
+def _head(pairs: Iterable[tuple[bytes, bytes]], path_prefix: str) -> Head:
     found: dict[bytes, bytes] = {}
     repeated: bytes | None = None
     for name, value in pairs:
@@ -86,8 +95,9 @@ def _head(pairs: Iterable[tuple[bytes, bytes]]) -> Head:
             repeated = name
         found[name] = value
     endpoint = None
-    if found.get(b":method") == b"POST":
-        endpoint = endpoint_of(found.get(b":path", b"").decode("latin-1"))
+    is_post = found.get(b":method") == b"POST"
+    if is_post:
+        endpoint = endpoint_of(found.get(b":path", b"").decode("latin-1"), path_prefix)
     if repeated is not None and endpoint is not None:
         raise RequestError(
             400,
@@ -97,7 +107,9 @@ def _head(pairs: Iterable[tuple[bytes, bytes]]) -> Head:
     retries = _number(found.get(b"x-stainless-retry-count", b""))
     return Head(
         endpoint=endpoint,
+        is_post=is_post,
         credential=_credential(found),
+        principals=_principals(found.get(CLIENT_CERTIFICATE, b"").decode("latin-1")),
         content_length=_number(found.get(b"content-length", b"")),
         content_encoding=found.get(b"content-encoding", b"").decode("latin-1").strip().lower(),
         is_retry=retries is not None and retries > 0,
@@ -118,3 +130,24 @@ def _credential(found: dict[bytes, bytes]) -> str | None:
             # As the configuration's keys are encoded, so that one beyond ASCII has the same digest.
             return value.strip().decode("utf-8", "surrogateescape")
     return None
+
+
+_PAIR = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|[^;,"]*)([;,]|$)')
+
+
+def _principals(header: str) -> tuple[str, ...]:
+    """
+    URIs, DNS names and subject of the one certificate in an `x-forwarded-client-cert`.
+
+    Several certificates mean that somebody before Envoy wrote into the header: none of them is believed.
+    """
+    names: list[str] = []
+    end = 0
+    for pair in _PAIR.finditer(header):
+        if pair.start() != end or pair[3] == ",":
+            return ()
+        end = pair.end()
+        if pair[1] in ("URI", "DNS", "Subject"):
+            value = pair[2]
+            names.append(re.sub(r"\\(.)", r"\1", value[1:-1]) if value[:1] == '"' else value)
+    return tuple(names) if end == len(header) else ()

@@ -7,6 +7,7 @@ types.
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from envoy_data_plane.envoy.extensions.filters.http.ext_proc import v3 as ext_proc_filter
 from envoy_data_plane.envoy.service.ext_proc import v3 as ext_proc
@@ -71,46 +72,77 @@ BUFFER_REQUEST_BODY = bytes(
 )
 """Continue, but send us the body: for a metered request on a route that is configured to keep its body from us."""
 
-ADMIT_REQUEST_BODY = bytes(
-    ext_proc.ProcessingResponse(
-        request_body=ext_proc.BodyResponse(
-            response=ext_proc.CommonResponse(
-                header_mutation=ext_proc.HeaderMutation(remove_headers=["accept-encoding"])
-            )
+
+def request_headers_unread(*, remove_headers: Iterable[str]) -> bytes:
+    """Continue without sending us the request's body; the response is sent."""
+    return bytes(
+        ext_proc.ProcessingResponse(
+            request_headers=ext_proc.HeadersResponse(
+                response=ext_proc.CommonResponse(
+                    header_mutation=ext_proc.HeaderMutation(remove_headers=list(remove_headers))
+                )
+            ),
+            mode_override=ext_proc_filter.ProcessingMode(
+                request_body_mode=_Mode.NONE,
+                response_header_mode=_Header.SEND,
+                response_body_mode=_Mode.STREAMED,
+            ),
         )
     )
-)
-"""Continue; the backend must not compress what we have to count."""
 
 
-def response_headers_with(headers: Headers) -> bytes:
-    """Continue with the response's headers, setting `headers`."""
-    mutation = _field(2, _set_headers(headers))
-    return _field(2, _field(1, mutation))
+def request_body_with(
+    body: bytes | None, *, set_headers: Headers = (), remove_headers: Iterable[str] = ()
+) -> bytes:
+    """Continue with the request, with another body unless None."""
+    common = _field(2, _mutation(set_headers, remove_headers))
+    if body is not None:
+        common += _field(3, _body_mutation(body))
+    return _field(3, _field(1, common))
+
+
+def response_headers_with(set_headers: Headers, remove_headers: Iterable[str] = ()) -> bytes:
+    """Continue with the response's headers, changed."""
+    return _field(2, _field(1, _field(2, _mutation(set_headers, remove_headers))))
+
+
+def response_body_with(body: bytes) -> bytes:
+    """Continue with another piece of the response's body, which may be empty."""
+    return _field(4, _field(1, _field(3, _body_mutation(body))))
 
 
 def immediate(answer: Answer) -> bytes:
     """Answer the client ourselves; the request goes no further."""
     status = _field(1, b"\x08" + _varint(answer.status))
-    headers = _field(2, _set_headers(answer.headers))
+    headers = _field(2, _mutation(answer.headers))
     details = _field(5, b"tokenpools")
     return _field(7, status + headers + _field(3, answer.body) + details)
 
 
-def _set_headers(headers: Headers) -> bytes:
-    return b"".join(
-        _field(
-            1,
-            _field(1, _field(1, name.encode("ascii")) + _field(3, value.encode("latin-1")))
-            + _APPEND_ACTION,
-        )
-        for name, value in headers
-    )
+def _mutation(set_headers: Headers, remove_headers: Iterable[str] = ()) -> bytes:
+    """A `HeaderMutation`."""
+    set_ = b"".join([_set_header(name, value) for name, value in set_headers])
+    return set_ + b"".join(_field(2, name.encode("ascii")) for name in remove_headers)
+
+
+@lru_cache(maxsize=1_024)
+def _set_header(name: str, value: str) -> bytes:
+    """One header to set. Most of them say the same again: limits, policies, times of nothing to wait for."""
+    header = _field(1, name.encode("ascii")) + _field(3, value.encode("latin-1"))
+    return _field(1, _field(1, header) + _APPEND_ACTION)
+
+
+def _body_mutation(body: bytes) -> bytes:
+    """A `BodyMutation`; an empty body is cleared, for an absent one would change nothing."""
+    return _field(1, body) if body else _CLEAR_BODY
 
 
 def _field(number: int, payload: bytes) -> bytes:
     """A length-delimited field."""
-    return bytes((number << 3 | 2,)) + _varint(len(payload)) + payload
+    size = len(payload)
+    if size <= 0x7F:
+        return bytes((number << 3 | 2, size)) + payload
+    return bytes((number << 3 | 2,)) + _varint(size) + payload
 
 
 def _varint(value: int) -> bytes:
@@ -123,3 +155,4 @@ def _varint(value: int) -> bytes:
 
 
 _APPEND_ACTION = bytes((3 << 3, OVERWRITE_IF_EXISTS_OR_ADD))
+_CLEAR_BODY = bytes((2 << 3, 1))

@@ -62,9 +62,7 @@ class ExtProcService:
         return grpc.method_handlers_generic_handler(SERVICE, {"Process": process})
 
     async def _process(self, _: object, stream: Stream) -> None:
-        exchange = Exchange(
-            self._gate.directory, max_body_bytes=self._gate.config.server.max_body_bytes
-        )
+        exchange = Exchange(self._gate.directory, self._gate.config.server)
         self._open_streams += 1
         self._idle.clear()
         try:

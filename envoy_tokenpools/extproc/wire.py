@@ -5,7 +5,7 @@ Protobuf skips what a message does not declare, so these parse the same bytes as
 holds them together) at a tenth of the cost. Header entries and attributes stay bytes until somebody wants them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,6 +83,7 @@ class ProcessingRequest(betterproto2.Message):
     response_body: "HttpBody | None" = _message(5)
     request_trailers: "HttpTrailers | None" = _message(6)
     response_trailers: "HttpTrailers | None" = _message(7)
+    metadata_context: "bytes" = _bytes(8)
     attributes: "list[bytes]" = _entries(9)
     observability_mode: "bool" = _flag(10)
     protocol_config: "ProtocolConfiguration | None" = _message(11)
@@ -112,10 +113,11 @@ class _Struct(betterproto2.Message):
 
 @dataclass(eq=False, repr=False)
 class _Value(betterproto2.Message):
-    """`google.protobuf.Value`, the kinds that attributes have."""
+    """`google.protobuf.Value`, the kinds that attributes and claims have."""
 
     number_value: "float" = betterproto2.field(2, betterproto2.TYPE_DOUBLE)
     string_value: "bytes" = _bytes(3)
+    struct_value: "bytes" = _bytes(5)
 
 
 def parse_request(data: bytes) -> ProcessingRequest:
@@ -154,7 +156,7 @@ def _read_request(data: bytes) -> ProcessingRequest:
             case 0x1A:
                 request.response_headers = _read_headers(data, start, end)
             case 0x42:
-                pass  # metadata_context: Envoy sends it with every message, mostly empty
+                request.metadata_context = data[start:end]
             case 0x4A:
                 request.attributes.append(data[start:end])
             case 0x5A:
@@ -299,3 +301,27 @@ def attributes_of(entries: Iterable[bytes]) -> Attributes:
             else:
                 numbers[pair.key] = value.number_value
     return Attributes(texts, numbers)
+
+
+def metadata_text(metadata: bytes, namespace: str, path: Sequence[str]) -> str | None:
+    """
+    The text at `path` inside `namespace` of a `metadata_context`; a whole number counts as its digits.
+
+    None if it is not there or of another kind.
+    """
+    value = _Value(struct_value=_entry(_Struct.parse(metadata), namespace))
+    for name in path:
+        value = _Value.parse(_entry(_Struct.parse(value.struct_value), name))
+    if value.string_value:
+        return value.string_value.decode("utf-8", "replace")
+    number = value.number_value
+    return f"{number:.0f}" if number and number.is_integer() else None
+
+
+def _entry(struct: _Struct, name: str) -> bytes:
+    """The value of a map's entry as it stands, empty if there is none; `Metadata` and `Struct` are laid out alike."""
+    for raw in struct.fields:
+        pair = _MapEntry.parse(raw)
+        if pair.key == name:
+            return pair.value
+    return b""

@@ -4,7 +4,8 @@ How a refusal is told to the client: what was short, by which rule, and when to 
 
 from envoy_tokenpools.core.admission import Balance, Reason, Refusal, Resource
 from envoy_tokenpools.core.ledger import NEVER_MS
-from envoy_tokenpools.core.pool import Entitlement, Pool
+from envoy_tokenpools.core.pool import Pool
+from envoy_tokenpools.gate.order import Order
 from envoy_tokenpools.openai.answers import (
     Answer,
     RateLimits,
@@ -44,19 +45,17 @@ def rate_limits(balance: Balance, pool: Pool) -> RateLimits:
     )
 
 
-def shed(
-    refusal: Refusal, balance: Balance, pool: Pool, entitlement: Entitlement, jitter: float
-) -> Answer:
+def shed(refusal: Refusal, balance: Balance, order: Order, jitter: float) -> Answer:
     """
     The 429 for a refusal.
 
     Args:
         refusal: what the store said.
         balance: what the entitlement has left.
-        pool: the pool.
-        entitlement: the caller's.
+        order: what was asked.
         jitter: within [0, 1); lengthens the wait by up to `JITTER`.
     """
+    pool, entitlement = order.pool, order.entitlement
     retry_after_ms = round(refusal.retry_after_ms * (1.0 + JITTER * jitter))
     message = (
         f"Request shed by token pool '{pool.name}': {_RULE[refusal.reason]} "
@@ -71,24 +70,27 @@ def shed(
         retry_after_ms=retry_after_ms,
         limits=rate_limits(balance, pool),
         should_retry=refusal.retry_after_ms < NEVER_MS,
+        dialect=order.facts.endpoint.dialect,
     )
 
 
-def not_served(pool: Pool, entitlement: Entitlement) -> Answer:
+def not_served(order: Order) -> Answer:
     """The 503 for an entitlement without capacity behind it (admission rule 3)."""
-    state = entitlement.state.value
+    state = order.entitlement.state.value
     return unavailable_answer(
         reason=f"entitlement_{state.lower()}",
-        message=f"Entitlement '{entitlement.name}' of token pool '{pool.name}' is {state}: "
+        message=f"Entitlement '{order.entitlement.name}' of token pool '{order.pool.name}' is {state}: "
         "no capacity stands behind it.",
         retry_after_ms=None,
+        dialect=order.facts.endpoint.dialect,
     )
 
 
-def store_away(pool: Pool) -> Answer:
+def store_away(order: Order) -> Answer:
     """The 503 when the shared state cannot be asked."""
     return unavailable_answer(
         reason="store_unavailable",
-        message=f"Token pool '{pool.name}' cannot decide now: its shared state is not reachable.",
+        message=f"Token pool '{order.pool.name}' cannot decide now: its shared state is not reachable.",
         retry_after_ms=1_000,
+        dialect=order.facts.endpoint.dialect,
     )

@@ -11,7 +11,7 @@ from envoy_tokenpools.clock import Clock
 from envoy_tokenpools.config import Config
 from envoy_tokenpools.core.admission import Claim, Refusal
 from envoy_tokenpools.core.cost import Need, estimate
-from envoy_tokenpools.core.pool import Mode
+from envoy_tokenpools.core.pool import Mode, Pool
 from envoy_tokenpools.core.tick import is_served
 from envoy_tokenpools.errors import RequestError, StoreError
 from envoy_tokenpools.gate import answering
@@ -113,14 +113,16 @@ class Gate:
         pool, entitlement, facts = order.pool, order.entitlement, order.facts
         if not is_served(entitlement):
             reason = f"entitlement_{entitlement.state.value.lower()}"
-            return self._refuse(order, answering.not_served(pool, entitlement), reason, started_us)
+            return self._refuse(order, answering.not_served(order), reason, started_us)
         live = self.house.pool(pool)
-        raw_prompt = self._counter.count_now(pool.tokenizer, facts.texts)
-        if raw_prompt is None:
-            raw_prompt = await self._counter.count(pool.tokenizer, facts.texts)
+        raw_prompt = await self._count(pool, facts.texts)
+        if facts.shared_texts:
+            raw_prompt += facts.prompts * await self._count(pool, facts.shared_texts)
         raw_prompt += facts.token_ids + facts.overhead_tokens
         prompt = live.prompt_ratio(learning_key(pool, facts.model)).apply(raw_prompt)
         prompt += facts.images * pool.image_tokens + facts.audio_clips * pool.audio_tokens
+        if facts.flat:
+            prompt += facts.sequences * pool.flat_tokens
         learned = live.output_history(entitlement.name, learning_key(pool, facts.model)).p95
         need = Need(prompt, facts.sequences, facts.max_output_tokens, facts.decodes)
         cost = estimate(pool, entitlement, need, learned)
@@ -143,11 +145,11 @@ class Gate:
         except StoreError as error:
             self._observer.store_failed("reserve")
             log.warning("store failed", extra={"operation": "reserve", "error": str(error)})
-            answer = answering.store_away(pool)
+            answer = answering.store_away(order)
             return self._refuse(order, answer, "store_unavailable", started_us)
         outcome = reply.outcome
         if isinstance(outcome, Refusal):
-            answer = answering.shed(outcome, reply.balance, pool, entitlement, self._jitter())
+            answer = answering.shed(outcome, reply.balance, order, self._jitter())
             return self._refuse(order, answer, outcome.reason.value, started_us, prompt)
         self.house.hold(pool.name, outcome.lease_id)
         self._observer.decided(
@@ -163,6 +165,10 @@ class Gate:
             )
         )
         return Admitted(order, outcome, reply.balance, raw_prompt)
+
+    async def _count(self, pool: Pool, texts: Sequence[str]) -> int:
+        count = self._counter.count_now(pool.tokenizer, texts)
+        return await self._counter.count(pool.tokenizer, texts) if count is None else count
 
     async def _reserve(self, pool: str, claim: Claim) -> Reply:
         """Reserve; a claim whose caller is cancelled meanwhile is undone, whether it was taken or not."""
@@ -206,10 +212,13 @@ class Gate:
         """
         admitted, order = outcome.admitted, outcome.admitted.order
         counted = 0
-        if outcome.metered is not None and needs_count(outcome):
-            counted = await self._counter.count(order.pool.tokenizer, outcome.metered.texts)
+        try:
+            if outcome.metered is not None and needs_count(outcome):
+                counted = await self._counter.count(order.pool.tokenizer, outcome.metered.texts)
+        finally:
+            # A lease that is not settled because counting failed must not be renewed for ever.
+            self.house.release(order.pool.name, admitted.lease.lease_id)
         amount = charge(outcome, counted)
-        self.house.release(order.pool.name, admitted.lease.lease_id)
         held_ms = 0
         try:
             settlement = await self._store.settle(
@@ -236,16 +245,17 @@ class Gate:
         )
 
     def _learn(self, outcome: Outcome, amount: Charge) -> None:
-        """Only whole answers teach: a stream that was cut says nothing about how long they are."""
+        """Only whole answers teach: one that was cut, or not read, says nothing about how long they are."""
         order = outcome.admitted.order
         if outcome.ending is not Ending.COMPLETED:
             return
         live: LivePool = self.house.pool(order.pool)
         key = learning_key(order.pool, order.facts.model)
-        if order.facts.decodes:
+        was_seen = amount.completion_source is not UsageSource.ESTIMATED
+        if order.facts.decodes and was_seen:
             per_sequence = -(-amount.completion_tokens // max(1, order.facts.sequences))
             live.output_history(order.entitlement.name, key).add(per_sequence)
-        pure_text = not (order.facts.images or order.facts.audio_clips)
+        pure_text = not (order.facts.images or order.facts.audio_clips or order.facts.flat)
         if amount.prompt_source is UsageSource.REPORTED and pure_text:
             live.prompt_ratio(key).learn(
                 reported=amount.prompt_tokens, estimated=outcome.admitted.raw_prompt_tokens

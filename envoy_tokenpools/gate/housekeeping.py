@@ -71,19 +71,25 @@ class Housekeeper:
     async def run(self) -> None:
         """Look after the house until cancelled."""
         while True:
-            await self.round()
+            try:
+                await self.round()
+            except Exception:
+                # Without further rounds every lease would be lost: a fault of ours must not end them.
+                self._store_answers = False
+                log.exception("housekeeping failed")
             await asyncio.sleep(ROUND_SECONDS)
 
     async def round(self) -> None:
-        """Do whatever is due: sweep, renew, tick. A store failure is counted, and tried again next round."""
+        """Do whatever is due: renew, sweep, tick. A store failure is counted, and tried again next round."""
         try:
+            # First, for we may have been held up longer than leases live, and those held here are not lost.
+            if self._clock.now_ms() >= self._renew_due_ms:
+                await self._renew()
             for live in self.pools():
                 for lease in await self._store.sweep(live.pool.name):
                     self._expired(live, lease)
                 if self._clock.now_ms() >= live.tick_due_ms:
                     await self._tick(live)
-            if self._clock.now_ms() >= self._renew_due_ms:
-                await self._renew()
             self._store_answers = True
         except StoreError as error:
             self._store_answers = False
@@ -137,30 +143,31 @@ class Housekeeper:
             self._store_answers = True
         except StoreError as error:
             self._store_answers = False
+            for live in self.pools():
+                live.tick_due_ms = self._clock.now_ms()
             self._observer.store_failed("publish")
             log.warning("store failed", extra={"operation": "publish", "error": str(error)})
 
     async def _tick(self, live: LivePool) -> None:
         reading = await self._store.close_tick(live.pool.name)
         now_ms = self._clock.now_ms()
+        if reading is not None:
+            live.tick = next_tick(
+                live.pool,
+                live.tick,
+                live.ramp.usable(now_ms),
+                reading.meters,
+                max(1, reading.elapsed_ms),
+            )
+            await self._store.publish(live.pool.name, live.tick, live.pool.window_ms)
         live.tick_due_ms = now_ms + live.pool.tick_ms
-        if reading is None:
-            return
-        live.tick = next_tick(
-            live.pool,
-            live.tick,
-            live.ramp.usable(now_ms),
-            reading.meters,
-            max(1, reading.elapsed_ms),
-        )
-        await self._store.publish(live.pool.name, live.tick, live.pool.window_ms)
 
     async def _renew(self) -> None:
         ttl_ms = self._config.server.lease_ttl_ms
-        self._renew_due_ms = self._clock.now_ms() + ttl_ms // RENEWALS_PER_TTL
-        for pool, lease_ids in self._held.items():
+        for pool, lease_ids in list(self._held.items()):
             if lease_ids:
                 await self._store.renew(pool, list(lease_ids), ttl_ms)
+        self._renew_due_ms = self._clock.now_ms() + ttl_ms // RENEWALS_PER_TTL
 
     def _expired(self, live: LivePool, lease: Lease) -> None:
         """A lease was lost with its owner: what it reserved stays charged."""

@@ -1,15 +1,18 @@
 """
-The answers that we give ourselves, in OpenAI's error shape, with headers that SDKs act on.
+The answers that we give ourselves, in the error shape of the endpoint, with headers that SDKs act on.
 
-Every number in a header is a plain decimal integer or a Go duration, never negative: the SDKs ignore
-zero, negative and non-finite waits and then guess their own.
+OpenAI's and Anthropic's SDKs obey the same headers in the same order: `x-should-retry`, then
+`retry-after-ms`, then `retry-after`. Every number in a header is a plain decimal integer or a Go
+duration, never negative: the SDKs ignore zero, negative and non-finite waits and then guess their own.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
 
 from envoy_tokenpools.errors import RequestError
+from envoy_tokenpools.openai.endpoint import Dialect
 
 MAX_RETRY_AFTER_S = 120
 """OpenAI's SDKs do not retry at all when told to wait longer than this; older ones guess above 60 s."""
@@ -23,6 +26,19 @@ Headers = tuple[tuple[str, str], ...]
 
 _JSON = ("content-type", "application/json")
 _NO_RETRY = ("x-should-retry", "false")
+
+_ANTHROPIC_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+"""
+`error.type` by status (Anthropic, API reference, errors). Every other 4xx is an `invalid_request_error`
+there; 503 is not listed, and `overloaded_error` (of their own 529) is what it means.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +87,7 @@ def shed_answer(
     retry_after_ms: int,
     limits: RateLimits,
     should_retry: bool = True,
+    dialect: Dialect = Dialect.OPENAI,
 ) -> Answer:
     """
     The 429 of a request that was shed or evicted.
@@ -82,6 +99,7 @@ def shed_answer(
         retry_after_ms: when to come back; kept within 1 ms and `MAX_RETRY_AFTER_S`.
         limits: where the entitlement stands.
         should_retry: False where waiting cannot help.
+        dialect: the endpoint's; it shapes the body.
     """
     kind = "tokens" if resource in _TOKEN_RESOURCES else "requests"
     retry_ms = _retry_ms(retry_after_ms)
@@ -89,20 +107,27 @@ def shed_answer(
         *_answer_headers(retry_ms, reason=reason, should_retry=should_retry),
         *_limit_headers(limits, _seconds(retry_ms)),
     )
-    return Answer(429, headers, _error_body(message, kind, "rate_limit_exceeded"))
+    body = _error_body(dialect, 429, message, kind, "rate_limit_exceeded")
+    return Answer(429, headers, body)
 
 
-def error_answer(error: RequestError) -> Answer:
+def error_answer(error: RequestError, dialect: Dialect = Dialect.OPENAI) -> Answer:
     """The 4xx of a request that can never be served as it stands; the SDKs are told not to retry."""
     headers: Headers = (_JSON, _NO_RETRY)
     if error.status == 401:
         headers = (*headers, ("www-authenticate", "Bearer"))
-    body = _error_body(str(error), "invalid_request_error", error.code, error.param)
+    kind = "invalid_request_error"
+    body = _error_body(dialect, error.status, str(error), kind, error.code, error.param)
     return Answer(error.status, headers, body)
 
 
 def unavailable_answer(
-    *, reason: str, message: str, retry_after_ms: int | None, should_retry: bool = True
+    *,
+    reason: str,
+    message: str,
+    retry_after_ms: int | None,
+    should_retry: bool = True,
+    dialect: Dialect = Dialect.OPENAI,
 ) -> Answer:
     """
     The 503 where no capacity stands behind the request.
@@ -113,10 +138,12 @@ def unavailable_answer(
         retry_after_ms: when to come back, kept as in `shed_answer`; None where nobody knows, and the
             SDKs back off by themselves.
         should_retry: False where waiting cannot help.
+        dialect: the endpoint's; it shapes the body.
     """
     retry_ms = None if retry_after_ms is None else _retry_ms(retry_after_ms)
     headers = _answer_headers(retry_ms, reason=reason, should_retry=should_retry)
-    return Answer(503, headers, _error_body(message, "server_error", "service_unavailable"))
+    body = _error_body(dialect, 503, message, "server_error", "service_unavailable")
+    return Answer(503, headers, body)
 
 
 def go_duration(duration_ms: int) -> str:
@@ -171,6 +198,11 @@ def _structured(value: int) -> int:
     return min(max(0, value), MAX_STRUCTURED_INTEGER)
 
 
-def _error_body(message: str, kind: str, code: str, param: str | None = None) -> bytes:
+def _error_body(
+    dialect: Dialect, status: int, message: str, kind: str, code: str, param: str | None = None
+) -> bytes:
+    if dialect is Dialect.ANTHROPIC:
+        kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error")
+        return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
     error = {"message": message, "type": kind, "param": param, "code": code}
     return msgspec.json.encode({"error": error})

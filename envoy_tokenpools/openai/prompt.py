@@ -5,7 +5,7 @@ Everything that a chat template may render is a text; encoded media never are. P
 add the `text` they carry and nothing else, and never raise: the backend judges them, we only count.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from itertools import chain
 
 import msgspec
@@ -255,7 +255,7 @@ class Prompt:
                 if type(call) is dict:
                     self._add_object(call)
 
-    def _take_up(self, pieces: list[object]) -> None:
+    def _take_up(self, pieces: Sized) -> None:
         self._pieces += len(pieces)
         if self._pieces > MAX_PIECES:
             text = f"The request holds more than {MAX_PIECES} messages, parts, calls or inputs."

@@ -96,13 +96,20 @@ def detokenize(fields: Fields, prompt: Prompt) -> None:
 
 def speech(fields: Fields, prompt: Prompt) -> None:
     """`/v1/audio/speech`: the text to be spoken, and how."""
-    prompt.add_content(required(fields, "input"))
+    prompt.add_content(_text(fields, "input"))
     prompt.add_content(fields.get("instructions"))
 
 
 def images(fields: Fields, prompt: Prompt) -> None:
     """`/v1/images/generations`: the description; how many of them is the request's `n`."""
-    prompt.add_content(required(fields, "prompt"))
+    prompt.add_content(_text(fields, "prompt"))
+
+
+def _text(fields: Fields, name: str) -> str:
+    value = required(fields, name)
+    if type(value) is not str:
+        raise malformed(ErrorCode.INVALID_TYPE, f"'{name}' must be a string.", name)
+    return value
 
 
 def _add_side(value: object, side: Prompt) -> int:

@@ -94,11 +94,13 @@ class RequestFacts:
 
 def parse_request(endpoint: Endpoint, body: bytes) -> RequestFacts:
     """
-    The facts of `body` as sent to `endpoint`.
+    The facts of `body` as sent to `endpoint`; a form with a file is never looked into.
 
     Raises:
         RequestError: 400, with an `ErrorCode`, for a body that is not a request of this endpoint.
     """
+    if not endpoint.reads_body:
+        return facts_without_body(endpoint)
     prompt = Prompt()
     try:
         fields = decode_fields(body)

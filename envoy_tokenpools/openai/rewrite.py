@@ -20,7 +20,7 @@ _USAGE_REQUESTED = b',"stream_options":{"include_usage":true}'
 _NAME = re.compile(
     rb'(?:[ \t\n\r]*+,)?+([ \t\n\r]*+("[^"\\]*+(?:\\.[^"\\]*+)*+")[ \t\n\r]*+:[ \t\n\r]*+)'
 )
-_IN_NUMBERS = frozenset(b"0123456789.eE+-")
+_IN_NUMBERS = frozenset(b"0123456789.eE")
 
 _decode_name = msgspec.json.Decoder(str).decode
 _decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode

@@ -33,14 +33,14 @@ async def test_two_hundred_streams_cancelled_at_random_leave_nothing_and_are_cha
         limits = httpx.Limits(max_connections=STREAMS)
         async with httpx.AsyncClient(limits=limits, timeout=30) as client:
             delivered = await asyncio.gather(
-                *(_leave_after(client, both.url, rng.uniform(0.0, 1.2), i) for i in range(STREAMS))
+                *(_leave_early(client, both.url, rng, number) for number in range(STREAMS))
             )
         state = await settled_state(both)
         assert state["in_use"] == NOTHING_IN_USE
         metrics = await metric_lines(both)
         admitted = total(metrics, "tokenpools_requests_total", 'outcome="admitted"')
         assert total(metrics, "tokenpools_completions_total") == admitted
-        assert 0 < admitted <= STREAMS
+        assert STREAMS * 4 // 5 <= admitted <= STREAMS
         completion = total(metrics, "tokenpools_tokens_total", 'kind="completion"')
         # One word is one token in the simulator; what was still in a socket's buffer was seen here, not there.
         assert sum(delivered) <= completion <= backend.stats.generated_tokens
@@ -49,14 +49,20 @@ async def test_two_hundred_streams_cancelled_at_random_leave_nothing_and_are_cha
     await backend.stop()
 
 
-async def _leave_after(client: httpx.AsyncClient, url: str, seconds: float, number: int) -> int:
-    """Stream one completion and leave after `seconds`; returns the words that arrived."""
+async def _leave_early(client: httpx.AsyncClient, url: str, rng: random.Random, number: int) -> int:
+    """
+    Stream one completion and leave in the middle; returns the words that arrived.
+
+    One in five leaves after a moment, wherever the request is by then, the others after some words.
+    """
     body = {
         "model": "demo-model",
         "messages": [{"role": "user", "content": f"request {number}"}],
         "max_tokens": 100,
         "stream": True,
     }
+    patience_s = rng.uniform(0.0, 0.5) if number % 5 == 0 else 30.0
+    enough = rng.randint(1, 60)
     words = 0
 
     async def read() -> None:
@@ -66,7 +72,9 @@ async def _leave_after(client: httpx.AsyncClient, url: str, seconds: float, numb
         ) as answer:
             async for line in answer.aiter_lines():
                 words += line.count('"content":"') - line.count('"content":""')
+                if words >= enough:
+                    return
 
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(read(), seconds)
+        await asyncio.wait_for(read(), patience_s)
     return words

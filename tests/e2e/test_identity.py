@@ -14,6 +14,7 @@ from tests.support.stack import (
     AUTHORIZATION,
     GENEROUS,
     NOTHING_IN_USE,
+    UNTOUCHED,
     metric_lines,
     settled_state,
     standalone,
@@ -62,7 +63,7 @@ async def test_every_recorded_answer_arrives_byte_for_byte_and_is_charged_as_rep
         writer.write(raw[current])
 
     backend = ReplayBackend(respond)
-    async with standalone(GENEROUS, await backend.start()) as both, httpx.AsyncClient() as client:
+    async with standalone(UNTOUCHED, await backend.start()) as both, httpx.AsyncClient() as client:
         before = await metric_lines(both)
         for recorded in recordings:
             current = recorded.name
@@ -85,6 +86,59 @@ async def test_every_recorded_answer_arrives_byte_for_byte_and_is_charged_as_rep
                 ]
                 assert charged == reported, current
             before = after
+    await backend.stop()
+
+
+SILENT = b'{"model":"tiny", "messages":[{"role":"user","content":"hi"}],"stream":true }\n'
+
+
+async def test_usage_is_asked_for_and_its_chunk_withheld_where_the_client_is_silent() -> None:
+    """The backend is asked for usage and charged by it; the client gets the stream without the extra chunk."""
+    recorded = load("chat_stream_usage")
+    backend = ReplayBackend(always((FOLDER / "chat_stream_usage.txt").read_bytes()))
+    async with standalone(GENEROUS, await backend.start()) as both, httpx.AsyncClient() as client:
+        headers = AUTHORIZATION | {"accept-encoding": "gzip", "content-type": "application/json"}
+        answer = await client.post(
+            both.url + "/v1/chat/completions", content=SILENT, headers=headers
+        )
+        events = recorded.body.split(b"\n\n")
+        silent = [event for event in events if b'"choices":[]' not in event]
+        assert len(silent) == len(events) - 1
+        assert answer.content == b"\n\n".join(silent)
+        sent = backend.received[-1]
+        assert sent.body == SILENT.replace(
+            b"true }", b'true ,"stream_options":{"include_usage":true}}'
+        )
+        assert sent.headers["content-length"] == str(len(sent.body))
+        assert "accept-encoding" not in sent.headers
+        await settled_state(both)
+        metrics = await metric_lines(both)
+        assert total(metrics, "tokenpools_tokens_total", 'source="reported"') == sum(
+            _reported(recorded) or []
+        )
+    await backend.stop()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b'"stream":true,"stream_options":{"include_usage":false}',
+        b'"stream":true,"stream_options":{}',
+        b'"stream":true,"stream_options":null',
+        b'"stream":false',
+        b'"n":1',
+    ],
+)
+async def test_what_a_client_says_about_usage_stands(said: bytes) -> None:
+    """Any `stream_options`, and any answer that is not streamed, leave the request's body as it is."""
+    body = b'{"model":"tiny","messages":[{"role":"user","content":"hi"}],' + said + b"}"
+    backend = ReplayBackend(always((FOLDER / "chat_nonstream.txt").read_bytes()))
+    async with standalone(GENEROUS, await backend.start()) as both, httpx.AsyncClient() as client:
+        answer = await client.post(
+            both.url + "/v1/chat/completions", content=body, headers=AUTHORIZATION
+        )
+        assert answer.content == load("chat_nonstream").body
+        assert backend.received[-1].body == body
     await backend.stop()
 
 

@@ -20,6 +20,7 @@ from envoy_tokenpools.openai.answers import (
     shed_answer,
     unavailable_answer,
 )
+from envoy_tokenpools.openai.endpoint import Dialect
 
 LIMITS = RateLimits(
     limit_requests=16,
@@ -263,3 +264,49 @@ def test_a_503_without_a_known_end_promises_no_time() -> None:
         reason="expired", message="", retry_after_ms=None, should_retry=False
     )
     assert ("x-should-retry", "false") in hopeless.headers
+
+
+def anthropic_error_of(answer: Answer) -> dict[str, Any]:
+    """The error of a body in Anthropic's shape."""
+    body = json.loads(answer.body)
+    assert list(body) == ["type", "error"]
+    assert body["type"] == "error"
+    error: dict[str, Any] = body["error"]
+    return error
+
+
+def test_anthropics_clients_are_shed_in_their_own_shape() -> None:
+    """The body is another one; what their SDK acts on are the same headers."""
+    answer = shed(message="No.", dialect=Dialect.ANTHROPIC)
+    assert anthropic_error_of(answer) == {"type": "rate_limit_error", "message": "No."}
+    assert (answer.status, answer.headers) == (429, shed(message="No.").headers)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (401, "authentication_error"),
+        (403, "permission_error"),
+        (404, "not_found_error"),
+        (413, "request_too_large"),
+        (415, "invalid_request_error"),
+        (422, "invalid_request_error"),
+    ],
+)
+def test_anthropics_error_types_follow_the_status(status: int, kind: str) -> None:
+    """As its API reference lists them; the SDK is told not to retry."""
+    error = RequestError(status, "any_code", "No.", "any_param")
+    answer = error_answer(error, Dialect.ANTHROPIC)
+    assert anthropic_error_of(answer) == {"type": kind, "message": "No."}
+    assert (answer.status, answer.headers) == (status, error_answer(error).headers)
+
+
+def test_no_capacity_is_overload_to_anthropics_clients() -> None:
+    """Their API has no 503 of its own; with the status ours, the type is that of its 529."""
+    usual = unavailable_answer(reason="pending", message="No.", retry_after_ms=5_000)
+    answer = unavailable_answer(
+        reason="pending", message="No.", retry_after_ms=5_000, dialect=Dialect.ANTHROPIC
+    )
+    assert anthropic_error_of(answer) == {"type": "overloaded_error", "message": "No."}
+    assert (answer.status, answer.headers) == (503, usual.headers)

@@ -7,7 +7,7 @@ import pytest
 
 from envoy_tokenpools.errors import RequestError
 from envoy_tokenpools.openai.codes import ErrorCode
-from envoy_tokenpools.openai.prompt import MAX_PIECES, Prompt
+from envoy_tokenpools.openai.prompt import MAX_PIECES, MAX_PROMPTS, MAX_USUAL_ID_CHARS, Prompt
 
 
 def read(*messages: Any) -> Prompt:
@@ -53,7 +53,12 @@ def test_parts_of_unknown_kinds_never_raise_and_add_only_text() -> None:
         ({"type": "input_image", "image_url": "data:image/png;base64,@"}, 1, 0),
         ({"type": "image", "image": "@"}, 1, 0),
         ({"type": "image", "content": "@", "text": "@"}, 1, 0),
+        ({"type": "image_pil", "image_pil": "@"}, 1, 0),
+        ({"type": "image_embeds", "image_embeds": "@"}, 1, 0),
         ({"type": "video_url", "video_url": {"url": "@"}}, 1, 0),
+        ({"type": "video_embeds", "video_embeds": "@"}, 1, 0),
+        ({"video_embeds": "@"}, 1, 0),
+        ({"type": "audio_embeds", "audio_embeds": "@"}, 0, 1),
         ({"image_url": {"url": "@"}}, 1, 0),
         ({"type": "input_audio", "input_audio": {"data": "@", "format": "wav"}}, 0, 1),
         ({"type": "audio_url", "audio_url": {"url": "@"}}, 0, 1),
@@ -134,6 +139,41 @@ def test_names_are_read_and_invented_roles_hide_nothing() -> None:
     assert prompt.overhead_tokens == 5 * 4
 
 
+@pytest.mark.parametrize("name", ["id", "call_id", "tool_call_id", "tool_use_id", "task"])
+def test_long_identifiers_hide_nothing(name: str) -> None:
+    """Some templates render them: a usual one is part of the overhead, any longer one is text."""
+    usual, long = "x" * MAX_USUAL_ID_CHARS, "y" * (MAX_USUAL_ID_CHARS + 1)
+    call = {"type": "function", name: long, "function": {"name": "f", "arguments": "{}"}}
+    prompt = read(
+        {"role": "tool", name: usual}, {"role": "tool", name: long}, {"tool_calls": [call]}
+    )
+    assert prompt.texts == [long, long, "f", "{}"]
+    assert read({name: 7}, {name: None}, {name: ["z" * 99]}).texts == []
+
+
+@pytest.mark.parametrize(
+    ("part", "ids"),
+    [
+        ({"type": "prompt_embeds", "data": "A" * 10_922}, 1),
+        ({"type": "prompt_embeds", "data": "A" * 109_228}, 11),
+        ({"prompt_embeds": True, "data": "A"}, 1),
+        ({"type": "text", "uuid": "u", "prompt_embeds": 1, "data": "A"}, 1),
+        ({"type": "prompt_embeds", "data": ["A" * 10_922] * 3}, 3),
+        ({"type": "prompt_embeds", "data": ["A", ["A"], 5, None]}, 1),
+        ({"type": "prompt_embeds", "data": ""}, 0),
+        ({"type": "prompt_embeds", "data": None}, 0),
+        ({"type": "prompt_embeds"}, 0),
+        ({"type": "redacted_thinking", "data": "A" * 99_999}, 0),
+    ],
+)
+def test_a_part_of_embeddings_is_as_many_tokens_as_its_size_says(
+    part: dict[str, Any], ids: int
+) -> None:
+    """8 KiB each, rounded up; vLLM takes such a part with its type or without."""
+    prompt = said([part])
+    assert (prompt.token_ids, prompt.texts, prompt.images) == (ids, [], 0)
+
+
 def test_items_of_the_responses_api_are_read() -> None:
     """Messages, calls, their outputs and reasoning; ciphertext and screenshots are not text."""
     prompt = Prompt()
@@ -196,6 +236,8 @@ def test_empty_schemas_add_nothing(value: object) -> None:
         ([[1, 2, 3], [4, 5]], [], 5, 2),
         ([[1], []], [], 1, 2),
         ([{"text": "a", "image": "AAAA"}, {"text": "b"}], ["a", "b"], 0, 2),
+        ([{"role": "user", "content": "a"}], ["a"], 0, 1),
+        ([[{"role": "user", "content": "a"}], [{"text": "b"}]], ["a", "b"], 0, 2),
     ],
 )
 def test_inputs_come_as_texts_or_ids(inputs: Any, texts: list[str], ids: int, prompts: int) -> None:
@@ -221,6 +263,9 @@ def test_inputs_come_as_texts_or_ids(inputs: Any, texts: list[str], ids: int, pr
         [[1], "a"],
         [[1.5]],
         [[[1]]],
+        [[{}], [1]],
+        [[{}], "a"],
+        [{}, "a"],
     ],
 )
 def test_other_inputs_are_refused(inputs: Any) -> None:
@@ -236,6 +281,28 @@ def test_an_empty_array_of_inputs_is_refused() -> None:
     with pytest.raises(RequestError) as caught:
         Prompt().add_inputs([], "input", None)
     assert (caught.value.code, caught.value.param) == (ErrorCode.EMPTY_ARRAY, "input")
+
+
+def test_conversations_and_inputs_in_one_body_are_the_larger_number_of_prompts() -> None:
+    """Which of them a backend takes is its own choice."""
+    prompt = Prompt()
+    prompt.add_inputs(["x"] * 3, "prompt", None)
+    prompt.add_conversations([[{"content": "a"}]] * 2, "messages")
+    assert (prompt.prompts, prompt.texts) == (3, ["x", "x", "x", "a", "a"])
+    with pytest.raises(RequestError) as caught:
+        prompt.add_conversations([[{}]] * (MAX_PROMPTS + 1), "messages")
+    assert (caught.value.code, caught.value.param) == (ErrorCode.ARRAY_TOO_LONG, "messages")
+
+
+@pytest.mark.parametrize(
+    ("media", "count"), [(None, 0), ([], 0), ("x", 1), (["x", None, [["x"], {}]], 3), (False, 1)]
+)
+def test_media_may_come_in_lists(media: Any, count: int) -> None:
+    """Nested as they are for batches; null is none."""
+    prompt = Prompt()
+    prompt.add_images(media)
+    prompt.add_clips(media)
+    assert (prompt.images, prompt.audio_clips) == (count, count)
 
 
 def test_the_number_of_prompts_can_be_bounded_and_that_of_ids_is_not() -> None:

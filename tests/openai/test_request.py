@@ -1,12 +1,9 @@
-"""One request body read into facts: paths, each endpoint's shape, and the model."""
+"""One request body read into facts: OpenAI's endpoints, and the model."""
 
 import json
 from typing import Any
-from urllib.parse import quote
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from envoy_tokenpools.openai.codes import ErrorCode
 from envoy_tokenpools.openai.prompt import MAX_PROMPTS
@@ -15,85 +12,11 @@ from envoy_tokenpools.openai.request import (
     MAX_SEQUENCES,
     Endpoint,
     RequestFacts,
-    endpoint_of,
+    UsageWish,
+    facts_without_body,
+    parse_request,
 )
-from tests.support.bodies import SMALLEST, parse, refusal
-
-
-@pytest.mark.parametrize("endpoint", Endpoint)
-@pytest.mark.parametrize(
-    "spelling",
-    [
-        "{}",
-        "{}?api-version=1",
-        "{}?",
-        "{}/",
-        "{}//",
-        "/{}",
-        "//{}",
-        "{}%2F",
-        "{}%0a",
-        "{}%20",
-        "{}%00",
-        "{};v=1",
-        "{}#x",
-        "{}%3Fx",
-        "/.{}",
-        "/v1/models/../..{}",
-        "/%2e%2e{}",
-        "\\{}",
-    ],
-)
-def test_a_metered_path_is_metered_however_it_is_spelled(endpoint: Endpoint, spelling: str) -> None:
-    """What some backend or proxy takes for the endpoint must not pass unmetered."""
-    assert endpoint_of(spelling.format(endpoint.value)) is endpoint
-
-
-@settings(deadline=None)
-@given(st.sampled_from(Endpoint), st.data())
-def test_percent_encoding_is_no_way_around(endpoint: Endpoint, data: st.DataObject) -> None:
-    """Any characters encoded, once or twice, and any slash doubled."""
-    spelled = ""
-    for character in endpoint.value:
-        encoded = f"%{ord(character):02x}"
-        choices = [character, encoded, encoded.upper(), quote(encoded)]
-        spelled += data.draw(st.sampled_from(choices))
-        if character == "/":
-            spelled += data.draw(st.sampled_from(["", "/", "%2F", "./"]))
-    assert endpoint_of(spelled) is endpoint
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/v1/models",
-        "/v1/audio/transcriptions",
-        "/v1/realtime",
-        "/health",
-        "/",
-        "",
-        "*",
-        "/v1/chat",
-        "/v1/Chat/completions",
-        "/V1/chat/completions",
-        "/v1/chat/completions/x",
-        "/v1/chat/completions/../models",
-        "/v1/chatcompletions",
-        "/v1/responses/resp_1",
-        "/v1/models?path=/v1/chat/completions",
-        "/v1/chat/completionsx",
-    ],
-)
-def test_other_paths_are_not_metered(path: str) -> None:
-    """Only the exact endpoints are, and in their own case."""
-    assert endpoint_of(path) is None
-
-
-@settings(deadline=None)
-@given(st.text())
-def test_no_path_raises(path: str) -> None:
-    """Whatever a client asks for, it is an endpoint or none."""
-    assert endpoint_of(path) in (None, *Endpoint)
+from tests.support.bodies import DECODING, READING, SMALLEST, parse, refusal
 
 
 def test_a_usual_chat() -> None:
@@ -115,6 +38,7 @@ def test_a_usual_chat() -> None:
         endpoint=Endpoint.CHAT,
         model="qwen3-8b",
         texts=("Be terse.", "who are you"),
+        shared_texts=(),
         token_ids=0,
         overhead_tokens=4 + 4 + 3,
         images=0,
@@ -123,8 +47,9 @@ def test_a_usual_chat() -> None:
         sequences=1,
         max_output_tokens=64,
         stream=True,
-        usage_requested=True,
+        usage_wish=UsageWish.ASKED,
         echo=False,
+        flat=False,
     )
     assert facts.decodes
 
@@ -201,22 +126,6 @@ def test_too_many_prompts_are_refused() -> None:
     assert (error.code, error.param) == (ErrorCode.ARRAY_TOO_LONG, "prompt")
 
 
-def test_embeddings_generate_nothing() -> None:
-    """Inputs are read, limits and streams mean nothing, and nothing decodes."""
-    facts = parse(
-        Endpoint.EMBEDDINGS, model="e", input=["hello", "hi"], max_tokens=5, n=7, stream=True
-    )
-    assert (facts.texts, facts.prompts, facts.sequences) == (("hello", "hi"), 2, 1)
-    assert (facts.max_output_tokens, facts.stream, facts.decodes) == (0, False, False)
-    assert parse(Endpoint.EMBEDDINGS, input=[[1, 2], [3]]).token_ids == 3
-
-
-def test_embeddings_of_a_conversation_have_no_reply_to_prime() -> None:
-    """Messages may be embedded as well, as vLLM does."""
-    facts = parse(Endpoint.EMBEDDINGS, messages=[{"role": "user", "content": "hi"}])
-    assert (facts.texts, facts.overhead_tokens) == (("hi",), 4)
-
-
 def test_a_response_with_a_plain_input() -> None:
     """Input, instructions, tools and the schema of the text; `max_output_tokens` is the limit."""
     facts = parse(
@@ -268,7 +177,23 @@ def test_a_response_may_continue_what_the_backend_keeps(
 
 @pytest.mark.parametrize(
     ("endpoint", "param"),
-    [(Endpoint.CHAT, "messages"), (Endpoint.EMBEDDINGS, "input"), (Endpoint.RESPONSES, "input")],
+    [
+        (Endpoint.CHAT, "messages"),
+        (Endpoint.EMBEDDINGS, "input"),
+        (Endpoint.RESPONSES, "input"),
+        (Endpoint.MESSAGES, "messages"),
+        (Endpoint.COUNT_TOKENS, "messages"),
+        (Endpoint.GENERATE, "prompt"),
+        (Endpoint.INVOCATIONS, "messages"),
+        (Endpoint.POOLING, "input"),
+        (Endpoint.CLASSIFY, "input"),
+        (Endpoint.SCORE, "documents"),
+        (Endpoint.RERANK, "documents"),
+        (Endpoint.TOKENIZE, "prompt"),
+        (Endpoint.DETOKENIZE, "tokens"),
+        (Endpoint.SPEECH, "input"),
+        (Endpoint.IMAGES, "prompt"),
+    ],
 )
 def test_a_body_of_another_endpoint_is_refused(endpoint: Endpoint, param: str) -> None:
     """What an endpoint runs on must be there, and null is not."""
@@ -277,14 +202,14 @@ def test_a_body_of_another_endpoint_is_refused(endpoint: Endpoint, param: str) -
         assert (error.code, error.param) == (ErrorCode.MISSING_PARAMETER, param)
 
 
-@pytest.mark.parametrize("endpoint", Endpoint)
+@pytest.mark.parametrize("endpoint", READING)
 @pytest.mark.parametrize("model", ["o1", "qwen2.5:1.5b", "azure/gpt4-128k", "", "x" * 256])
 def test_any_name_of_a_model_is_carried(endpoint: Endpoint, model: str) -> None:
     """Whether it is known is for others to say."""
     assert parse(endpoint, **SMALLEST[endpoint] | {"model": model}).model == model
 
 
-@pytest.mark.parametrize("endpoint", Endpoint)
+@pytest.mark.parametrize("endpoint", READING)
 def test_a_model_may_be_missing_but_not_be_something_else(endpoint: Endpoint) -> None:
     """Absent and null are the same; numbers and endless names are refused."""
     without = {name: value for name, value in SMALLEST[endpoint].items() if name != "model"}
@@ -306,3 +231,89 @@ def test_text_is_carried_as_it_is(text: str) -> None:
     """Special tokens, control characters and accents reach the tokenizer unchanged."""
     facts = parse(Endpoint.CHAT, messages=[{"role": "user", "content": text}])
     assert facts.texts == (text,)
+
+
+@pytest.mark.parametrize("endpoint", READING)
+def test_the_smallest_request_of_each_endpoint_is_counted(endpoint: Endpoint) -> None:
+    """Something is read of each, and only where tokens are generated is there a limit to leave open."""
+    facts = parse(endpoint, **SMALLEST[endpoint])
+    assert facts.texts or facts.token_ids
+    assert facts.decodes is (endpoint in DECODING)
+    assert facts.flat is (endpoint in (Endpoint.SPEECH, Endpoint.IMAGES))
+    assert (facts.prompts, facts.sequences) == (1, 1)
+
+
+@pytest.mark.parametrize("endpoint", [e for e in Endpoint if not e.reads_body])
+@pytest.mark.parametrize("body", [b"", b"--zz\r\n", b"\xff" * 20_000, b"{"])
+def test_a_form_with_a_file_is_never_looked_into(endpoint: Endpoint, body: bytes) -> None:
+    """Whatever it holds, it is no broken JSON: it costs one flat amount."""
+    facts = parse_request(endpoint, body)
+    assert facts == facts_without_body(endpoint)
+    assert (facts.flat, facts.decodes, facts.model, facts.texts) == (True, False, None, ())
+    assert (facts.prompts, facts.sequences, facts.max_output_tokens) == (1, 1, 0)
+
+
+def test_a_batch_of_conversations_is_as_many_prompts() -> None:
+    """A batch holds a list of conversations; each is primed and decodes by itself."""
+    facts = parse(
+        Endpoint.CHAT,
+        messages=[
+            [{"role": "user", "content": "a"}],
+            [{"role": "user", "content": "b"}, {"role": "assistant", "content": "c"}],
+        ],
+        n=2,
+    )
+    assert (facts.texts, facts.prompts, facts.sequences) == (("a", "b", "c"), 2, 4)
+    assert facts.overhead_tokens == 3 * 4 + 2 * 3
+
+
+@pytest.mark.parametrize(
+    ("messages", "code", "param"),
+    [
+        ([[]], ErrorCode.EMPTY_ARRAY, "messages[0]"),
+        ([[{"role": "user"}], []], ErrorCode.EMPTY_ARRAY, "messages[1]"),
+        ([[{"role": "user"}], {"role": "user"}], ErrorCode.INVALID_TYPE, "messages[1]"),
+        ([{"role": "user"}, [{"role": "user"}]], ErrorCode.INVALID_TYPE, "messages[1]"),
+        ([["hi"]], ErrorCode.INVALID_TYPE, "messages[0][0]"),
+        ([[{}]] * (MAX_PROMPTS + 1), ErrorCode.ARRAY_TOO_LONG, "messages"),
+    ],
+)
+def test_other_batches_are_refused(messages: Any, code: ErrorCode, param: str) -> None:
+    """The place of the fault is named, inside of the batch too."""
+    error = refusal(Endpoint.CHAT, json.dumps({"messages": messages}).encode())
+    assert (error.code, error.param) == (code, param)
+
+
+def test_a_template_of_the_clients_own_is_read_with_its_values() -> None:
+    """A server that trusts it renders it: its text counts, and texts among its values."""
+    for endpoint in (Endpoint.CHAT, Endpoint.RESPONSES, Endpoint.MESSAGES, Endpoint.EMBEDDINGS):
+        facts = parse(
+            endpoint,
+            **SMALLEST[endpoint],
+            chat_template="{{ x }}",
+            chat_template_kwargs={"instruction": "rank", "enable_thinking": False, "n": 1},
+        )
+        assert facts.texts == ("hi", "{{ x }}", "rank")
+
+
+def test_prompts_that_come_as_embeddings_are_counted_by_their_size() -> None:
+    """A token is taken for 8 KiB of them; each array is a prompt of its own, beside the others."""
+    kib = "A" * 1_368  # base64 of 1,026 bytes
+    facts = parse(Endpoint.COMPLETIONS, prompt_embeds=[kib * 16, kib], prompt=["a"], n=2)
+    assert (facts.token_ids, facts.prompts, facts.sequences) == (3 + 1, 3, 6)
+    alone = parse(Endpoint.COMPLETIONS, prompt_embeds=kib)
+    assert (alone.token_ids, alone.prompts, alone.texts) == (1, 1, ())
+    error = refusal(
+        Endpoint.COMPLETIONS, json.dumps({"prompt_embeds": ["A"] * (MAX_PROMPTS + 1)}).encode()
+    )
+    assert (error.code, error.param) == (ErrorCode.ARRAY_TOO_LONG, "prompt_embeds")
+
+
+def test_earlier_messages_of_a_response_are_read() -> None:
+    """A backend may take up a conversation that the client kept."""
+    facts = parse(
+        Endpoint.RESPONSES,
+        input="now",
+        previous_input_messages=[{"role": "user", "content": [{"type": "text", "text": "before"}]}],
+    )
+    assert facts.texts == ("now", "before")

@@ -10,11 +10,12 @@ from envoy_tokenpools.openai.request import (
     MAX_OUTPUT_TOKENS,
     MAX_SEQUENCES,
     Endpoint,
+    UsageWish,
     parse_request,
 )
-from tests.support.bodies import SMALLEST, parse, refusal
+from tests.support.bodies import DECODING, SMALLEST, parse, refusal
 
-DECODING = [Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES]
+ZERO_IS_A_LIMIT = (Endpoint.MESSAGES, Endpoint.GENERATE)
 
 
 def with_raw(endpoint: Endpoint, name: str, raw: str) -> bytes:
@@ -64,8 +65,6 @@ def test_whole_numbers_are_limits(
 @pytest.mark.parametrize(
     ("raw", "code"),
     [
-        ("0", ErrorCode.INTEGER_TOO_SMALL),
-        ("-0.0", ErrorCode.INTEGER_TOO_SMALL),
         ("-1", ErrorCode.INTEGER_TOO_SMALL),
         ("-239", ErrorCode.INTEGER_TOO_SMALL),
         ("-1e300", ErrorCode.INTEGER_TOO_SMALL),
@@ -94,13 +93,30 @@ def test_odd_numbers_are_refused(endpoint: Endpoint, name: str, raw: str, code: 
     assert error.param == (None if code is ErrorCode.INVALID_JSON else name)
 
 
+@pytest.mark.parametrize("endpoint", DECODING)
+@pytest.mark.parametrize("raw", ["0", "-0.0"])
+def test_zero_is_never_taken_for_absent(endpoint: Endpoint, raw: str) -> None:
+    """It is a limit where a backend takes it for one, and refused elsewhere; no sequences are none at all."""
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
+        body = with_raw(endpoint, name, raw)
+        if endpoint in ZERO_IS_A_LIMIT:
+            assert parse_request(endpoint, body).max_output_tokens == 0
+        else:
+            error = refusal(endpoint, body)
+            assert (error.code, error.param) == (ErrorCode.INTEGER_TOO_SMALL, name)
+    for name in ("n", "best_of"):
+        error = refusal(endpoint, with_raw(endpoint, name, raw))
+        assert (error.code, error.param) == (ErrorCode.INTEGER_TOO_SMALL, name)
+
+
+@pytest.mark.parametrize("endpoint", DECODING)
 @pytest.mark.parametrize("name", ["n", "best_of"])
-def test_sequences_are_bounded(name: str) -> None:
-    """OpenAI's own bound, and not one more."""
-    chat = Endpoint.CHAT
-    assert parse_request(chat, with_raw(chat, name, "128")).sequences == MAX_SEQUENCES
-    for raw in ("129", "1000000000"):
-        assert refusal(chat, with_raw(chat, name, raw)).code == ErrorCode.INTEGER_TOO_LARGE
+def test_sequences_are_bounded(endpoint: Endpoint, name: str) -> None:
+    """The bound of the widest backend, and not one more."""
+    widest = with_raw(endpoint, name, str(MAX_SEQUENCES))
+    assert parse_request(endpoint, widest).sequences == MAX_SEQUENCES
+    for raw in (str(MAX_SEQUENCES + 1), "1000000000"):
+        assert refusal(endpoint, with_raw(endpoint, name, raw)).code == ErrorCode.INTEGER_TOO_LARGE
 
 
 def test_zero_is_a_limit_only_where_a_prompt_is_scored() -> None:
@@ -112,28 +128,42 @@ def test_zero_is_a_limit_only_where_a_prompt_is_scored() -> None:
         assert refusal(endpoint, body).code == ErrorCode.INTEGER_TOO_SMALL
 
 
+@pytest.mark.parametrize("stream", [True, False, None])
 @pytest.mark.parametrize(
-    ("fields", "stream", "usage"),
+    ("fields", "wish"),
     [
-        ({}, False, False),
-        ({"stream": None}, False, False),
-        ({"stream": False}, False, False),
-        ({"stream": True}, True, False),
-        ({"stream": True, "stream_options": None}, True, False),
-        ({"stream": True, "stream_options": {}}, True, False),
-        ({"stream": True, "stream_options": {"include_usage": False}}, True, False),
-        ({"stream": True, "stream_options": {"include_usage": True}}, True, True),
-        ({"stream": True, "stream_options": {"include_usage": 1}}, True, False),
-        ({"stream": True, "stream_options": "include_usage"}, True, False),
-        ({"stream_options": {"include_usage": True}}, False, False),
+        ({}, UsageWish.SILENT),
+        ({"stream_options": None}, UsageWish.OTHERWISE),
+        ({"stream_options": {}}, UsageWish.OTHERWISE),
+        ({"stream_options": {"include_usage": False}}, UsageWish.OTHERWISE),
+        ({"stream_options": {"include_usage": None}}, UsageWish.OTHERWISE),
+        ({"stream_options": {"include_usage": 1}}, UsageWish.OTHERWISE),
+        ({"stream_options": {"include_usage": "true"}}, UsageWish.OTHERWISE),
+        ({"stream_options": {"continuous_usage_stats": True}}, UsageWish.OTHERWISE),
+        ({"stream_options": "include_usage"}, UsageWish.OTHERWISE),
+        ({"stream_options": [{"include_usage": True}]}, UsageWish.OTHERWISE),
+        ({"stream_options": {"include_usage": True}}, UsageWish.ASKED),
+        (
+            {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+            UsageWish.ASKED,
+        ),
     ],
 )
-def test_usage_is_requested_only_by_saying_so_of_a_stream(
-    fields: dict[str, Any], *, stream: bool, usage: bool
+def test_a_wish_for_usage_is_asked_otherwise_or_silent(
+    fields: dict[str, Any], wish: UsageWish, *, stream: bool | None
 ) -> None:
-    """An option of a stream means nothing without one."""
-    facts = parse(Endpoint.CHAT, **SMALLEST[Endpoint.CHAT], **fields)
-    assert (facts.stream, facts.usage_requested) == (stream, usage)
+    """Whether there is a stream that it could mean anything to is another fact."""
+    facts = parse(Endpoint.CHAT, **SMALLEST[Endpoint.CHAT], **fields, stream=stream)
+    assert (facts.stream, facts.usage_wish) == (stream is True, wish)
+
+
+@pytest.mark.parametrize(("raw", "stream"), [("true", True), ("false", False), ("null", False)])
+@pytest.mark.parametrize("endpoint", DECODING)
+def test_streams_are_asked_for_alike_everywhere(
+    endpoint: Endpoint, raw: str, *, stream: bool
+) -> None:
+    """By the same flag."""
+    assert parse_request(endpoint, with_raw(endpoint, "stream", raw)).stream is stream
 
 
 @pytest.mark.parametrize("name", ["stream", "echo"])

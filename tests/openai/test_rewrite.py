@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envoy_tokenpools.errors import RequestError
-from envoy_tokenpools.openai.request import Endpoint, RequestFacts, parse_request
+from envoy_tokenpools.openai.request import Endpoint, RequestFacts, UsageWish, parse_request
 from envoy_tokenpools.openai.rewrite import with_usage_requested, without_members
 from tests.support.captures import FOLDER
 
@@ -85,6 +85,8 @@ def test_only_a_member_of_the_request_itself_counts(body: bytes) -> None:
         (b'{"priority":1,"n":2,"priority":12,"priority":1}', b'{"n":2}'),
         (b'{"n":12,"priority":0,"n":1,"m":3,"n":1}', b'{"n":12,"n":1,"m":3,"n":1}'),
         (b'{"n":1.0,"priority":0,"n":1}', b'{"n":1.0,"n":1}'),
+        (b'{"n":1e3,"m":1E3,"priority":0,"n":1,"m":1}', b'{"n":1e3,"m":1E3,"n":1,"m":1}'),
+        (b'{"n":[2],"priority":0,"n":1,"________":1}', b'{"n":[2],"n":1,"________":1}'),
         (b'{"_":[1],"priority":0,"_":"","__":1}', b'{"_":[1],"_":"","__":1}'),
         (b'{"":1,"priority":0,"":2}', b'{"":1,"":2}'),
     ],
@@ -253,7 +255,7 @@ def test_recorded_requests_keep_all_but_their_usage() -> None:
         elif facts.stream:
             asked += 1
             assert asking is not None
-            assert _facts(asking) == replace(facts, usage_requested=True)
+            assert _facts(asking) == replace(facts, usage_wish=UsageWish.ASKED)
     assert asked >= 5
 
 

@@ -139,6 +139,8 @@ def test_nothing_waits_longer_than_its_event() -> None:
     assert remover.feed(b" c\n") == b""
     assert remover.feed(b": d\n") == b""
     assert remover.feed(b"\ndata: [DONE]\n\n") == b"data: c\n: d\n\ndata: [DONE]\n\n"
+    assert remover.feed(b"data: g\n") == b""
+    assert remover.feed(USAGE_EVENT) == b"data: g\n" + USAGE_EVENT
     assert remover.feed(b"data: e\r\r") == b"data: e\r\r"
     assert remover.feed(b"\n:") == b"\n:"
     assert remover.feed(b"\n") == b"\n"
@@ -254,6 +256,22 @@ def test_only_a_short_event_is_examined(ending: bytes) -> None:
     comment = b": " + b"x" * LIMIT + ending
     assert_at_every_cut(comment + longest, comment)
     assert_at_every_cut(too_long[: -len(ending)], too_long[: -len(ending)])
+
+
+@pytest.mark.usefixtures("_small_limit")
+@pytest.mark.parametrize(
+    ("begun", "ended"),
+    [
+        (b": pi", b"ng\n\n"),
+        (b"data: " + b"x" * LIMIT, b"y\n\n"),
+        (b"data: " + b"x" * LIMIT + b"\n", b"data: y\r\n\r\n"),
+        (b"data: a", b"\n\n"),
+        (b"data: a\r", b"\n\r\n\r\n"),
+    ],
+)
+def test_what_follows_a_cut_is_examined(begun: bytes, ended: bytes) -> None:
+    """A feed that ends what an earlier one began leaves nothing behind for the next event."""
+    assert passed(b"\n", begun, ended, _usage_event(LIMIT, b"\n")) == b"\n" + begun + ended
 
 
 @pytest.mark.usefixtures("_small_limit")

@@ -13,8 +13,23 @@ SMALLEST: dict[Endpoint, dict[str, Any]] = {
     Endpoint.COMPLETIONS: {"model": "m", "prompt": "hi"},
     Endpoint.EMBEDDINGS: {"model": "m", "input": "hi"},
     Endpoint.RESPONSES: {"model": "m", "input": "hi"},
+    Endpoint.MESSAGES: {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
+    Endpoint.GENERATE: {"model": "m", "token_ids": [1], "sampling_params": {}},
+    Endpoint.INVOCATIONS: {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
+    Endpoint.POOLING: {"model": "m", "input": "hi"},
+    Endpoint.CLASSIFY: {"model": "m", "input": "hi"},
+    Endpoint.SCORE: {"model": "m", "text_1": "hi", "text_2": "ho"},
+    Endpoint.RERANK: {"model": "m", "query": "hi", "documents": ["ho"]},
+    Endpoint.TOKENIZE: {"model": "m", "prompt": "hi"},
+    Endpoint.DETOKENIZE: {"model": "m", "tokens": [1]},
+    Endpoint.COUNT_TOKENS: {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
+    Endpoint.SPEECH: {"model": "m", "input": "hi", "voice": "alloy"},
+    Endpoint.IMAGES: {"model": "m", "prompt": "hi"},
 }
-"""The smallest proper request of each endpoint."""
+"""The smallest proper request of each endpoint that reads bodies."""
+
+READING = tuple(SMALLEST)
+DECODING = tuple(endpoint for endpoint in SMALLEST if endpoint.decodes)
 
 
 def parse(endpoint: Endpoint, **fields: Any) -> RequestFacts:

@@ -100,6 +100,40 @@ def claim(
     )
 
 
+SURPLUS = terms("spot")
+"""Lives from what nobody else uses."""
+
+
+def take(
+    ledger: Ledger,
+    lease_id: str,
+    tokens: int,
+    usable: Resources,
+    *,
+    whose: Terms = SURPLUS,
+    now_ms: int = 0,
+    sequences: int = 1,
+    kv_bytes: int = 0,
+    ttl_ms: int = 60_000,
+    enforce: bool = True,
+) -> Lease | Refusal:
+    """Claim `tokens`; the token buckets are a second deep."""
+    what = cost(tokens, sequences, kv_bytes)
+    wanted = claim(lease_id, what, whose, usable, ttl_ms=ttl_ms, enforce=enforce)
+    return ledger.reserve(wanted, now_ms)
+
+
+def admitted(outcome: Lease | Refusal) -> bool:
+    """Whether a claim became a lease."""
+    return isinstance(outcome, Lease)
+
+
+def refused(outcome: Lease | Refusal) -> Refusal:
+    """The refusal that a claim must have met."""
+    assert isinstance(outcome, Refusal), outcome
+    return outcome
+
+
 @dataclass(slots=True)
 class Desk:
     """

@@ -30,6 +30,9 @@ pools:
 """
 """A pool in which nothing is ever short."""
 
+UNTOUCHED = GENEROUS.replace("tick: 1s", "tick: 1s\n    inject_usage: false")
+"""The same pool, with not even usage asked for."""
+
 AUTHORIZATION = {"authorization": "Bearer key"}
 
 

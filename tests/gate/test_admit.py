@@ -1,0 +1,402 @@
+"""Admission: what the gate asks of the store, answers and tells."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+
+from envoy_tokenpools.clock import Clock
+from envoy_tokenpools.core.ledger import InUse
+from envoy_tokenpools.core.pool import (
+    Entitlement,
+    EntitlementState,
+    Limits,
+    Mode,
+    OutputEstimate,
+    Pool,
+    ServiceClass,
+)
+from envoy_tokenpools.core.resources import Resources
+from envoy_tokenpools.errors import RequestError
+from envoy_tokenpools.gate.order import Admitted, Refused
+from envoy_tokenpools.observer import Decided, Outcome
+from envoy_tokenpools.openai.request import Endpoint
+from envoy_tokenpools.openai.usage import Usage
+from envoy_tokenpools.store.base import Store
+from envoy_tokenpools.store.memory import MemoryStore
+from tests.support.extproc import chat
+from tests.support.gate import DistantStore, GateDesk, by_ids, configured, metered
+from tests.support.pools import KV_BYTES_PER_TOKEN, amount, entitlement, pool
+
+SPOT = entitlement("a", ServiceClass.SPOT)
+OTHER = entitlement("b", ServiceClass.SPOT)
+WIDE = amount()
+
+
+def small(capacity: Resources = WIDE, *who: Entitlement, window_ms: int = 1_000) -> Pool:
+    """A pool whose buckets are a second deep."""
+    return replace(pool(capacity, *(who or (SPOT, OTHER))), window_ms=window_ms)
+
+
+def headers_of(refused: Refused) -> dict[str, str]:
+    """Headers of the answer."""
+    return dict(refused.answer.headers)
+
+
+# Admitted and shed
+
+
+async def test_an_admitted_request_holds_its_cost() -> None:
+    """60 tokens of prompt, 40 reserved for the output, one sequence; told as such."""
+    desk = await GateDesk.open(small())
+    admitted = await desk.admit(by_ids(100, output=40))
+    cost = admitted.lease.cost
+    assert (cost.prompt_tokens, cost.output_tokens, cost.concurrency) == (60, 40, 1)
+    assert cost.kv_bytes == 100 * KV_BYTES_PER_TOKEN
+    assert admitted.raw_prompt_tokens == 60
+    assert await desk.total() == InUse(1, 1, 100, 100 * KV_BYTES_PER_TOKEN)
+    assert desk.observer.decisions == [
+        Decided(
+            Outcome.ADMITTED,
+            pool="pool",
+            entitlement="a",
+            service_class=ServiceClass.SPOT,
+            estimated_prompt_tokens=60,
+            reserved_tokens=100,
+        )
+    ]
+
+
+async def test_a_decision_is_timed() -> None:
+    """In microseconds, from the question to the answer."""
+    desk = await GateDesk.open(small(), store=DistantStore)
+    asking = asyncio.create_task(desk.ask(by_ids(10)))
+    await asyncio.sleep(0)
+    desk.clock.advance(7)
+    await asking
+    assert desk.observer.decisions[0].decision_us == 7_000
+
+
+async def test_a_shed_request_is_answered_and_told() -> None:
+    """429 with what is missing; nothing is held for it."""
+    desk = await GateDesk.open(small(amount(sequences=1)))
+    await desk.admit(by_ids(100))
+    before = await desk.total()
+    refused = await desk.refuse(by_ids(50), "b")
+    assert refused.answer.status == 429
+    assert headers_of(refused)["x-tokenpools-reason"] == "pool_contended"
+    assert await desk.total() == before
+    assert desk.observer.decisions[1] == Decided(
+        Outcome.SHED,
+        reason="pool_contended",
+        pool="pool",
+        entitlement="b",
+        service_class=ServiceClass.SPOT,
+        estimated_prompt_tokens=50,
+    )
+
+
+async def test_the_wait_of_a_shed_request_is_jittered() -> None:
+    """By the gate's own dice, so that clients do not come back together."""
+    waits = []
+    for jitter in (0.0, 0.5):
+        desk = await GateDesk.open(small(amount(1_000)), jitter=jitter)
+        await desk.admit(by_ids(1_000))
+        waits.append(headers_of(await desk.refuse(by_ids(400)))["retry-after-ms"])
+    assert waits == ["400", "450"]
+
+
+async def test_every_request_has_a_lease_of_its_own() -> None:
+    """Ids are asked for one by one."""
+    desk = await GateDesk.open(small())
+    ids = [(await desk.admit(by_ids(1))).lease.lease_id for _ in range(3)]
+    assert ids == ["lease-1", "lease-2", "lease-3"]
+
+
+async def test_a_lone_request_on_an_idle_pool_is_admitted() -> None:
+    """Also without a stated maximum, where the pool's default is larger than the pool; the second waits."""
+    desk = await GateDesk.open(replace(small(amount(1_000)), default_max_tokens=1_024))
+    body = b'{"model":"m","prompt":"hi"}'
+    await desk.admit(body)
+    assert (await desk.refuse(body, "b")).answer.status == 429
+
+
+@pytest.mark.parametrize("store", [MemoryStore, DistantStore])
+async def test_exactly_two_of_five_fit(store: type[MemoryStore] | type[DistantStore]) -> None:
+    """Five requests of 100 tokens at the same time on 250, two hundred times over."""
+
+    def open_store(clock: Clock) -> Store:
+        return store(clock)
+
+    for _ in range(200):
+        desk = await GateDesk.open(small(amount(250)), store=open_store)
+        verdicts = await asyncio.gather(*(desk.ask(by_ids(100), "ab"[n % 2]) for n in range(5)))
+        assert sum(isinstance(verdict, Admitted) for verdict in verdicts) == 2
+        assert (await desk.total()).reserved_tokens == 200
+
+
+async def test_a_request_that_was_shed_is_one_demand_however_often_it_comes() -> None:
+    """By its fingerprint, and by what the client's library says."""
+    desk = await GateDesk.open(small(amount(1_000)))
+    await desk.admit(by_ids(1_000))
+    for _ in range(3):
+        await desk.refuse(by_ids(300), "b")
+    await desk.ask(by_ids(500), "b", is_retry=True)
+    reading = await desk.store.close_tick("pool")
+    assert reading is not None
+    assert reading.meters["b"].demanded_tokens == 300
+
+
+# Modes and states
+
+
+async def test_shadow_mode_lets_everything_pass_and_tells() -> None:
+    """The reason is that for which it would have been shed."""
+    desk = await GateDesk.open(replace(small(amount(sequences=1)), mode=Mode.SHADOW))
+    for _ in range(3):
+        await desk.admit(by_ids(10))
+    assert (await desk.total()).in_flight == 3
+    assert desk.observer.outcomes() == [
+        (Outcome.ADMITTED, ""),
+        (Outcome.ADMITTED, "pool_contended"),
+        (Outcome.ADMITTED, "pool_contended"),
+    ]
+
+
+async def test_what_is_only_observed_is_not_refused() -> None:
+    """Envoy asks for no verdict: it is counted as it is."""
+    desk = await GateDesk.open(small(amount(sequences=1)))
+    await desk.admit(by_ids(10))
+    assert isinstance(await desk.ask(by_ids(10), enforce=False), Admitted)
+    assert (await desk.total()).in_flight == 2
+
+
+@pytest.mark.parametrize("state", [EntitlementState.PENDING, EntitlementState.EXPIRED])
+async def test_an_entitlement_without_capacity_is_not_served(state: EntitlementState) -> None:
+    """503 however idle the pool is; the store is not asked."""
+    desk = await GateDesk.open(small(amount(), replace(SPOT, state=state)), store=DistantStore)
+    assert isinstance(desk.store, DistantStore)
+    desk.store.calls.clear()
+    refused = await desk.refuse(by_ids(10))
+    assert refused.answer.status == 503
+    reason = f"entitlement_{state.value.lower()}"
+    assert desk.observer.outcomes() == [(Outcome.REJECTED, reason)]
+    assert desk.store.calls == []
+
+
+async def test_a_degraded_entitlement_lives_from_the_surplus() -> None:
+    """Served while there is room, without its baseline when there is none."""
+    gold = entitlement("a", ServiceClass.GUARANTEED, amount(100, 1, 10**9))
+    degraded = replace(gold, state=EntitlementState.DEGRADED)
+    for who, admitted in ((gold, True), (degraded, False)):
+        desk = await GateDesk.open(small(amount(sequences=1), who, OTHER))
+        await desk.admit(by_ids(10), "b")
+        assert isinstance(await desk.ask(by_ids(10)), Admitted) is admitted
+    desk = await GateDesk.open(small(amount(sequences=1), degraded, OTHER))
+    await desk.admit(by_ids(10))
+
+
+async def test_a_store_that_is_away_answers_503_and_is_counted() -> None:
+    """Never silently; it is back as soon as the store is."""
+    desk = await GateDesk.open(small(), store=DistantStore)
+    assert isinstance(desk.store, DistantStore)
+    desk.store.failing.add("reserve")
+    refused = await desk.refuse(by_ids(10))
+    assert (refused.answer.status, headers_of(refused)["retry-after"]) == (503, "1")
+    assert desk.observer.store_failures == ["reserve"]
+    assert desk.observer.outcomes() == [(Outcome.REJECTED, "store_unavailable")]
+    desk.store.failing.clear()
+    await desk.admit(by_ids(10))
+
+
+# Never to fit
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (by_ids(1_001), "context_length_exceeded"),
+        (by_ids(1_001, output=900), "context_length_exceeded"),
+        (by_ids(10, output=2, n=5), "too_many_sequences"),
+    ],
+)
+async def test_a_request_that_can_never_fit_is_an_error(body: bytes, code: str) -> None:
+    """400, for the exchange to answer and tell; nothing is held, nothing told twice."""
+    capacity = amount(kv_bytes=1_000 * KV_BYTES_PER_TOKEN)
+    who = replace(SPOT, limits=Limits(concurrency=4))
+    desk = await GateDesk.open(small(capacity, who))
+    with pytest.raises(RequestError) as raised:
+        await desk.ask(body)
+    assert (raised.value.status, raised.value.code) == (400, code)
+    assert await desk.total() == InUse()
+    assert desk.observer.decisions == []
+
+
+# Costs
+
+
+async def test_words_ids_and_framing_are_counted() -> None:
+    """Text by the tokenizer, framing by the dialect."""
+    desk = await GateDesk.open(small())
+    admitted = await desk.ask(chat("one two three", max_tokens=5), endpoint=Endpoint.CHAT)
+    assert isinstance(admitted, Admitted)
+    facts = admitted.order.facts
+    assert facts.overhead_tokens > 0
+    words = sum(len(text.split()) for text in facts.texts)
+    assert admitted.lease.cost.prompt_tokens == words + facts.overhead_tokens
+
+
+async def test_pictures_and_sounds_cost_what_is_configured() -> None:
+    """Once each, whatever their size; the learned ratio is for text."""
+    one = replace(small(), image_tokens=500, audio_tokens=70)
+    desk = await GateDesk.open(one)
+    desk.gate.house.pool(one).prompt_ratio("m").value = 2.0
+    parts = [
+        {"type": "text", "text": "what is this"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 5_000}},
+        {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+    ]
+    plain = await desk.ask(chat(parts[:1], max_tokens=1), endpoint=Endpoint.CHAT)
+    rich = await desk.ask(chat(parts, max_tokens=1), endpoint=Endpoint.CHAT)
+    assert isinstance(plain, Admitted)
+    assert isinstance(rich, Admitted)
+    assert plain.lease.cost.prompt_tokens == 2 * plain.raw_prompt_tokens
+    assert rich.lease.cost.prompt_tokens - plain.lease.cost.prompt_tokens == 570
+    assert rich.raw_prompt_tokens == plain.raw_prompt_tokens
+
+
+@pytest.mark.parametrize(
+    ("output_estimate", "reserved"), [(OutputEstimate.P95, 10), (OutputEstimate.MAX_TOKENS, 4_000)]
+)
+async def test_outputs_are_reserved_as_they_were_learned(
+    output_estimate: OutputEstimate, reserved: int
+) -> None:
+    """A client that always asks for 4000 and gets 10 is held for 10, unless configured otherwise."""
+    desk = await GateDesk.open(replace(small(), output_estimate=output_estimate))
+    for _ in range(20):
+        admitted = await desk.admit(by_ids(4_010, output=4_000))
+        assert admitted.lease.cost.output_tokens == 4_000
+        await desk.settle(admitted, metered(Usage(10, 10), "x"))
+    assert (await desk.admit(by_ids(4_010, output=4_000))).lease.cost.output_tokens == reserved
+    assert (await desk.admit(by_ids(15, output=5))).lease.cost.output_tokens == 5
+    assert (await desk.admit(by_ids(4_010, output=4_000), "b")).lease.cost.output_tokens == 4_000
+
+
+async def test_prompts_are_corrected_as_the_backend_reports() -> None:
+    """A tokenizer that splits twice as fine is learned; other models are not affected."""
+    desk = await GateDesk.open(replace(small(), models=("m", "n")))
+    for _ in range(200):
+        admitted = await desk.admit(by_ids(100))
+        await desk.settle(admitted, metered(Usage(200, 1), "x"))
+    assert (await desk.admit(by_ids(100))).lease.cost.prompt_tokens == 200
+    assert (await desk.admit(by_ids(100, model="n"))).lease.cost.prompt_tokens == 100
+
+
+async def test_names_that_clients_make_up_teach_nothing_new() -> None:
+    """In the default pool any name is served, and learned under the pool's own."""
+    desk = await GateDesk.open(small(), default_pool="pool")
+    for number in range(30):
+        admitted = await desk.admit(by_ids(10, model=f"junk-{number}"))
+        await desk.settle(admitted, metered(Usage(20, 1), "x"))
+    (report,) = desk.gate.report()
+    assert list(report.prompt_ratios) == ["m"]
+    assert len(desk.gate.house.pool(admitted.order.pool).outputs) == 1
+
+
+# Cancelled on the way
+
+
+async def test_a_caller_that_leaves_while_counting_leaves_nothing() -> None:
+    """The prompt was large, and the client impatient."""
+    desk = await GateDesk.open(small())
+    desk.counter.held = asyncio.Event()
+    asking = asyncio.create_task(desk.ask(by_ids(10)))
+    await asyncio.sleep(0)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    desk.counter.held.set()
+    assert await desk.total() == InUse()
+    assert desk.observer.decisions == []
+
+
+async def test_a_large_prompt_is_counted_elsewhere() -> None:
+    """And then decided as any other."""
+    desk = await GateDesk.open(small())
+    desk.counter.held = asyncio.Event()
+    asking = asyncio.create_task(desk.ask(json.dumps({"model": "m", "prompt": "a b c"}).encode()))
+    await asyncio.sleep(0)
+    assert not asking.done()
+    desk.counter.held.set()
+    verdict = await asking
+    assert isinstance(verdict, Admitted)
+    assert verdict.raw_prompt_tokens == 3
+
+
+@pytest.mark.parametrize("turns", range(1, 5))
+async def test_a_caller_that_leaves_while_the_store_is_asked_leaves_nothing(turns: int) -> None:
+    """Whether the claim was on its way or its answer was: what was taken is given back."""
+    desk = await GateDesk.open(small(amount(100)), store=DistantStore)
+    asking = asyncio.create_task(desk.ask(by_ids(100)))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    if not asking.done():
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+    else:
+        verdict = asking.result()
+        assert isinstance(verdict, Admitted)
+        await desk.settle(verdict, metered(Usage(0, 0)))
+    await desk.gate.close()
+    assert await desk.total() == InUse()
+    await desk.admit(by_ids(100))
+
+
+async def test_undoing_that_fails_is_counted() -> None:
+    """The lease then returns by its time to live: nobody renews it."""
+    desk = await GateDesk.open(small(), store=DistantStore)
+    assert isinstance(desk.store, DistantStore)
+    desk.store.failing.add("settle")
+    asking = asyncio.create_task(desk.ask(by_ids(10)))
+    await asyncio.sleep(0)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await desk.gate.close()
+    assert desk.observer.store_failures == ["settle"]
+    await desk.pass_ms(desk.config.server.lease_ttl_ms)
+    assert await desk.total() == InUse()
+
+
+# Reloads on the way
+
+
+async def test_a_reload_that_removes_the_entitlement_meanwhile_is_an_error() -> None:
+    """404 as for any other who has none."""
+    desk = await GateDesk.open(small())
+    desk.counter.held = asyncio.Event()
+    asking = asyncio.create_task(desk.ask(by_ids(10)))
+    await asyncio.sleep(0)
+    await desk.gate.reload(configured(small(amount(), OTHER)))
+    desk.counter.held.set()
+    with pytest.raises(RequestError) as raised:
+        await asking
+    assert raised.value.status == 404
+    assert await desk.total() == InUse()
+
+
+async def test_a_reload_that_removes_the_pool_meanwhile_decides_by_its_last_terms() -> None:
+    """The request was let in before; its lease is settled in the books of that pool."""
+    desk = await GateDesk.open(small())
+    desk.counter.held = asyncio.Event()
+    asking = asyncio.create_task(desk.ask(by_ids(10)))
+    await asyncio.sleep(0)
+    await desk.gate.reload(configured(replace(small(), name="new", models=("n",))))
+    desk.counter.held.set()
+    verdict = await asking
+    assert isinstance(verdict, Admitted)
+    assert (await desk.total()).in_flight == 1
+    await desk.settle(verdict, metered(Usage(10, 1), "x"))
+    assert await desk.total() == InUse()

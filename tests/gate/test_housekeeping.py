@@ -1,0 +1,373 @@
+"""What goes on between requests."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from envoy_tokenpools.config import ServerSettings
+from envoy_tokenpools.core.admission import Lease
+from envoy_tokenpools.core.ledger import InUse
+from envoy_tokenpools.core.pool import Pool, ServiceClass
+from envoy_tokenpools.core.resources import Resources
+from envoy_tokenpools.core.tick import Tick
+from envoy_tokenpools.gate import housekeeping
+from envoy_tokenpools.gate.housekeeping import RENEWALS_PER_TTL
+from envoy_tokenpools.observer import Ending, Settled
+from envoy_tokenpools.openai.usage import Usage, UsageSource
+from tests.support.gate import DistantStore, GateDesk, by_ids, configured, metered
+from tests.support.pools import amount, claim, cost, entitlement, pool, terms
+
+SPOT = entitlement("a", ServiceClass.SPOT)
+ELASTIC = entitlement("b", ServiceClass.ELASTIC, amount(500, 4, 10**9))
+CAPACITY = Resources(tokens_per_second=1_000, kv_bytes=10**9, concurrency=8)
+POOL = replace(pool(CAPACITY, SPOT, ELASTIC), window_ms=1_000)
+TTL_MS = ServerSettings().lease_ttl_ms
+
+
+async def distant(*pools: Pool) -> tuple[GateDesk, DistantStore]:
+    """A gate whose store can be made to fail, and that store."""
+    desk = await GateDesk.open(*(pools or (POOL,)), store=DistantStore)
+    assert isinstance(desk.store, DistantStore)
+    return desk, desk.store
+
+
+def tick_of(desk: GateDesk, name: str = "pool") -> Tick:
+    """The latest tick of a pool."""
+    return desk.gate.house.pool(desk.gate.config.pools[name]).tick
+
+
+# Ticks
+
+
+async def test_a_tick_is_taken_when_it_is_due() -> None:
+    """Every `tick_ms`, not before; a late one counts once."""
+    desk = await GateDesk.open(POOL, now_ms=777)
+    for passed_ms, number in ((0, 0), (4_999, 0), (1, 1), (4_999, 1), (1, 2), (60_000, 3), (1, 3)):
+        await desk.pass_ms(passed_ms)
+        assert tick_of(desk).number == number
+
+
+async def test_every_pool_has_its_own_ticks() -> None:
+    """Of its own length."""
+    fast = replace(POOL, name="fast", models=("f",), tick_ms=1_000)
+    desk = await GateDesk.open(POOL, fast)
+    for _ in range(5):
+        await desk.pass_ms(1_000)
+    assert (tick_of(desk).number, tick_of(desk, "fast").number) == (1, 5)
+
+
+async def test_a_tick_moves_debts_and_shares() -> None:
+    """What was demanded and not delivered is owed, and the next terms are in force."""
+    desk = await GateDesk.open(replace(POOL, capacity=replace(CAPACITY, concurrency=1)))
+    await desk.admit(by_ids(100))
+    await desk.refuse(by_ids(300), "b")
+    before = tick_of(desk)
+    await desk.pass_ms(5_000)
+    after = tick_of(desk)
+    assert after.standings["b"].debt > before.standings["b"].debt == 0.0
+    assert after.terms["b"].weight > before.terms["b"].weight
+    (report,) = desk.gate.report()
+    assert report.entitlements[1].debt == after.standings["b"].debt
+
+
+async def test_a_tick_that_another_replica_took_changes_nothing() -> None:
+    """Its reading is not ours; ours is due again in its time."""
+    desk, store = await distant()
+
+    async def taken(_: str) -> None:
+        store.calls.append("close_tick")
+
+    store.close_tick = taken  # type: ignore[method-assign, assignment]
+    before = tick_of(desk)
+    await desk.pass_ms(5_000)
+    await desk.pass_ms(4_999)
+    assert tick_of(desk) is before
+    assert store.calls.count("close_tick") == 1
+
+
+# Leases
+
+
+async def test_a_held_lease_is_renewed_for_as_long_as_it_is_held() -> None:
+    """An hour of streaming loses nothing."""
+    desk = await GateDesk.open(POOL)
+    admitted = await desk.admit(by_ids(100))
+    for _ in range(60):
+        await desk.pass_ms(60_000 // RENEWALS_PER_TTL)
+    assert (await desk.total()).in_flight == 1
+    await desk.settle(admitted, metered(Usage(100, 1), "x"))
+    assert await desk.total() == InUse()
+    assert [event.ending for event in desk.observer.settlements] == [Ending.COMPLETED]
+
+
+async def test_leases_are_renewed_three_times_in_their_life() -> None:
+    """Not in every round."""
+    desk, store = await distant()
+    await desk.admit(by_ids(100))
+    store.calls.clear()
+    for _ in range(60):
+        await desk.pass_ms(TTL_MS // 60)
+    assert store.calls.count("renew") == RENEWALS_PER_TTL
+
+
+async def test_a_pool_without_leases_is_not_asked_to_renew_any() -> None:
+    """Nor one whose leases have ended."""
+    desk, store = await distant()
+    await desk.settle(await desk.admit(by_ids(10)), metered(Usage(10, 1), "x"))
+    await desk.pass_ms(TTL_MS)
+    assert "renew" not in store.calls
+
+
+async def test_a_lease_of_ours_survives_that_we_were_held_up() -> None:
+    """Longer than its life: what is still held is renewed before anything is swept."""
+    desk = await GateDesk.open(POOL)
+    await desk.admit(by_ids(100))
+    await desk.pass_ms(0)
+    await desk.pass_ms(TTL_MS + 1)
+    assert (await desk.total()).in_flight == 1
+    assert desk.observer.settlements == []
+
+
+async def test_a_renewal_that_failed_is_tried_again_in_the_next_round() -> None:
+    """Not a third of a life later."""
+    desk, store = await distant()
+    await desk.admit(by_ids(100))
+    store.failing.add("renew")
+    await desk.pass_ms(TTL_MS - 500)
+    assert desk.observer.store_failures == ["housekeeping"]
+    store.failing.clear()
+    await desk.pass_ms(250)
+    await desk.pass_ms(TTL_MS - 1)
+    assert (await desk.total()).in_flight == 1
+
+
+async def test_a_pool_may_get_its_first_lease_while_others_are_renewed() -> None:
+    """Renewing takes time, and requests do not wait for it."""
+    other = replace(POOL, name="other", models=("o",))
+    desk, store = await distant(POOL, other)
+    await desk.admit(by_ids(100))
+    desk.clock.advance(TTL_MS // 2)
+    looking_after = asyncio.create_task(desk.gate.house.round())
+    await asyncio.sleep(0)
+    assert store.calls[-1] == "renew"
+    desk.gate.house.hold("other", "lease-of-another-pool")
+    await looking_after
+    assert desk.gate.is_ready
+
+
+async def test_a_lost_lease_is_taken_back_and_told() -> None:
+    """Its owner is gone: what it reserved stays charged, by estimate."""
+    desk = await GateDesk.open(POOL)
+    lost = claim("foreign", cost(100, 2), terms("a"), CAPACITY, ttl_ms=10_000)
+    await desk.store.reserve("pool", lost)
+    await desk.pass_ms(9_999)
+    assert desk.observer.settlements == []
+    await desk.pass_ms(1)
+    assert await desk.total() == InUse()
+    assert desk.observer.settlements == [
+        Settled(
+            pool="pool",
+            entitlement="a",
+            service_class=ServiceClass.SPOT,
+            ending=Ending.EXPIRED,
+            prompt_tokens=100,
+            prompt_source=UsageSource.ESTIMATED,
+            completion_tokens=0,
+            completion_source=UsageSource.ESTIMATED,
+            estimated_prompt_tokens=100,
+            held_ms=10_000,
+        )
+    ]
+
+
+async def test_a_lost_lease_of_nobody_known_is_taken_back_silently() -> None:
+    """Of an entitlement that a reload removed: there is no label to count it under."""
+    desk = await GateDesk.open(POOL)
+    await desk.store.reserve("pool", claim("foreign", cost(), terms("gone"), CAPACITY, ttl_ms=1))
+    await desk.pass_ms(1)
+    assert await desk.total() == InUse()
+    assert desk.observer.settlements == []
+
+
+# Reloads
+
+
+async def test_a_reload_keeps_leases_debts_and_lessons() -> None:
+    """Of pools and entitlements of the same name."""
+    desk = await GateDesk.open(replace(POOL, capacity=replace(CAPACITY, concurrency=1)))
+    admitted = await desk.admit(by_ids(100))
+    await desk.refuse(by_ids(300), "b")
+    await desk.pass_ms(5_000)
+    live = desk.gate.house.pool(POOL)
+    live.prompt_ratio("m").value = 2.0
+    debt = tick_of(desk).standings["b"].debt
+    assert debt > 0
+    wider = replace(ELASTIC, slo_target_ms=100)
+    await desk.gate.reload(configured(replace(POOL, entitlements={"a": SPOT, "b": wider})))
+    assert tick_of(desk).standings["b"].debt == debt
+    assert (await desk.total()).in_flight == 1
+    desk.clock.advance(4_000)  # the ramp of what the reload added
+    assert (await desk.admit(by_ids(100), "b")).lease.cost.prompt_tokens == 200
+    await desk.pass_ms(TTL_MS // RENEWALS_PER_TTL)
+    await desk.pass_ms(TTL_MS - 1)
+    await desk.settle(admitted, metered(Usage(100, 1), "x"))
+    assert (await desk.total()).in_flight == 1
+
+
+async def test_lost_capacity_counts_at_once_and_returns_slowly() -> None:
+    """A quarter of what came back each second; a reload in between does not start it over."""
+    desk = await GateDesk.open(POOL)
+    half = replace(POOL, capacity=replace(CAPACITY, concurrency=4))
+    await desk.gate.reload(configured(half))
+    assert desk.gate.report()[0].usable.concurrency == 4
+    for number in range(4):
+        await desk.admit(by_ids(1 + number))
+    assert (await desk.refuse(by_ids(1), "b")).answer.status == 429
+    await desk.gate.reload(configured(POOL))
+    assert (await desk.refuse(by_ids(1), "b")).answer.status == 429
+    desk.clock.advance(1_000)
+    await desk.gate.reload(configured(replace(POOL, image_tokens=7)))
+    await desk.admit(by_ids(2), "b")
+    assert (await desk.refuse(by_ids(1), "b")).answer.status == 429
+    for second, sequences in ((1, 5), (2, 6), (3, 7), (4, 8), (5, 8)):
+        assert desk.gate.report()[0].usable.concurrency == sequences, second
+        desk.clock.advance(1_000)
+
+
+async def test_a_reload_adds_and_removes_pools() -> None:
+    """The new one serves at once; leases of the old one are settled in its books."""
+    desk = await GateDesk.open(POOL)
+    admitted = await desk.admit(by_ids(100))
+    new = replace(POOL, name="new", models=("m",), entitlements={"a": SPOT})
+    await desk.gate.reload(configured(new))
+    assert [report.name for report in desk.gate.report()] == ["new"]
+    assert (await desk.admit(by_ids(100))).order.pool.name == "new"
+    for _ in range(4):
+        await desk.pass_ms(TTL_MS // 2)
+    assert (await desk.total("pool")).in_flight == 1
+    await desk.settle(admitted, metered(Usage(100, 1), "x"))
+    assert await desk.total("pool") == InUse()
+
+
+async def test_a_reload_changes_who_is_known() -> None:
+    """By the new configuration alone."""
+    desk = await GateDesk.open(POOL)
+    changed = configured(replace(POOL, entitlements={"c": replace(SPOT, name="c")}))
+    await desk.gate.reload(changed)
+    assert desk.gate.config is changed
+    await desk.admit(by_ids(10), "c")
+    assert desk.gate.directory.identify("key-c")
+
+
+# Failures
+
+
+async def test_readiness_follows_the_store() -> None:
+    """Lost with the first failure, back with the first round that works; every failure is counted."""
+    desk, store = await distant()
+    assert desk.gate.is_ready
+    store.failing.update(("sweep", "publish"))
+    await desk.pass_ms(250)
+    await desk.pass_ms(250)
+    assert not desk.gate.is_ready
+    assert desk.observer.store_failures == ["housekeeping", "housekeeping"]
+    store.failing.clear()
+    await desk.pass_ms(250)
+    assert desk.gate.is_ready
+
+
+async def test_nothing_is_ready_before_the_start() -> None:
+    """Terms are not in force yet."""
+    desk, store = await distant()
+    fresh = housekeeping.Housekeeper(
+        desk.config, store=store, clock=desk.clock, observer=desk.observer
+    )
+    assert not fresh.is_ready
+    await fresh.start()
+    assert fresh.is_ready
+
+
+@pytest.mark.parametrize("operation", ["start", "reload"])
+async def test_terms_that_could_not_be_published_are_published_in_the_next_round(
+    operation: str,
+) -> None:
+    """Until then we are not ready: what is held back for a dedicated baseline is not held back yet."""
+    gold = entitlement("gold", ServiceClass.DEDICATED, amount(500, 8, 10**8))
+    dedicated = replace(POOL, entitlements={"a": SPOT, "gold": gold})
+    desk, store = await distant(POOL)
+    store.failing.add("publish")
+    house = desk.gate.house
+    if operation == "start":
+        house = housekeeping.Housekeeper(
+            configured(dedicated), store=store, clock=desk.clock, observer=desk.observer
+        )
+        await house.start()
+    else:
+        await desk.gate.reload(configured(dedicated))
+    assert not house.is_ready
+    assert desk.observer.store_failures == ["publish"]
+    store.failing.clear()
+    desk.clock.advance(250)
+    await house.round()
+    assert house.is_ready
+    spare = claim("1", cost(), terms("a"), CAPACITY)
+    assert not isinstance((await store.reserve("pool", spare)).outcome, Lease)
+
+
+async def test_a_tick_whose_terms_could_not_be_published_is_taken_again() -> None:
+    """In the next round, not in the next tick."""
+    desk, store = await distant()
+    store.failing.add("publish")
+    await desk.pass_ms(5_000)
+    store.failing.clear()
+    store.calls.clear()
+    await desk.pass_ms(250)
+    assert store.calls.count("publish") == 1
+    await desk.pass_ms(250)
+    assert store.calls.count("publish") == 1
+
+
+async def test_a_report_keeps_the_last_reading_when_the_store_is_away() -> None:
+    """Gauges do not fall to nothing."""
+    desk, store = await distant()
+    await desk.admit(by_ids(100, output=40))
+    await desk.gate.refresh()
+    store.failing.add("snapshot")
+    await desk.gate.refresh()
+    assert desk.observer.store_failures == ["snapshot"]
+    (report,) = desk.gate.report()
+    assert (report.in_flight, report.concurrency, report.reserved_tokens) == (1, 1, 100)
+    (spot, elastic) = report.entitlements
+    assert (spot.in_flight, spot.reserved_tokens, elastic.in_flight) == (1, 100, 0)
+    assert (elastic.baseline, elastic.service_class) == (ELASTIC.baseline, ServiceClass.ELASTIC)
+
+
+async def test_a_fault_in_one_round_does_not_end_the_house(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without renewals and sweeps every lease would be lost: it is logged, and the next round comes."""
+    monkeypatch.setattr(housekeeping, "ROUND_SECONDS", 0)
+    desk, store = await distant()
+    rounds = 0
+    again = asyncio.Event()
+
+    async def sweep(_: str) -> Sequence[Lease]:
+        nonlocal rounds
+        rounds += 1
+        await asyncio.sleep(0)
+        if rounds == 1:
+            raise ZeroDivisionError
+        again.set()
+        return ()
+
+    store.sweep = sweep  # type: ignore[method-assign, assignment]
+    running = asyncio.create_task(desk.gate.house.run())
+    await asyncio.wait(
+        (running, asyncio.ensure_future(again.wait())), return_when="FIRST_COMPLETED"
+    )
+    assert again.is_set()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
