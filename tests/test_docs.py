@@ -14,6 +14,7 @@ from envoy_tokenpools.config import load_config
 from envoy_tokenpools.config.shape import (
     EntitlementFields,
     GainsFields,
+    IdentityFields,
     KeyFields,
     ModelShapeFields,
     PoolFields,
@@ -25,7 +26,7 @@ from envoy_tokenpools.core.admission import Reason
 from envoy_tokenpools.core.pool import EntitlementState, ServiceClass
 from envoy_tokenpools.metrics import FAMILIES
 from envoy_tokenpools.openai.answers import RateLimits, rate_limit_headers
-from envoy_tokenpools.openai.request import Endpoint
+from envoy_tokenpools.openai.endpoint import Endpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -42,6 +43,7 @@ README = (ROOT / "README.md").read_text("utf-8")
         GainsFields,
         ModelShapeFields,
         KeyFields,
+        IdentityFields,
     ],
 )
 def test_every_configuration_field_is_documented(fields: type[BaseModel]) -> None:

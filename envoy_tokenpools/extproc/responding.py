@@ -14,8 +14,8 @@ from envoy_tokenpools.openai.encoding import (
 from envoy_tokenpools.openai.usage import Metered, StreamMeter, UsageMeter, meter_for
 from envoy_tokenpools.openai.withhold import UsageChunkRemover
 
-MAX_DECODED_BYTES = 256 * 1024 * 1024
-"""A response that decodes to more is not read further: it costs time, and no text is that long."""
+MAX_DECODED_BYTES = 32 * 1024 * 1024
+"""A response that decodes to more is not read further: no text is that long, and one piece may decode to all of it."""
 
 
 class Response:

@@ -1,5 +1,5 @@
 """
-A backend that only streams: `python -m tests.bench.backend CORE` prints its port and serves until its input ends.
+A backend that only streams: `python -m tests.bench.backend CORE` prints its port and serves.
 
 Raw and pre-built, so that its own work does not disturb what is measured.
 """
@@ -12,6 +12,7 @@ from typing import cast
 
 import uvloop
 
+from tests.bench.children import die_with_parent
 from tests.bench.traffic import CHUNK_GAP_S, stream_chunks
 
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -61,10 +62,10 @@ async def _serve() -> None:
     loop = asyncio.get_running_loop()
     server = await loop.create_server(_Answerer, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
-    await loop.run_in_executor(None, sys.stdin.read)
-    os._exit(0)
+    await server.serve_forever()
 
 
 if __name__ == "__main__":
+    die_with_parent()
     os.sched_setaffinity(0, {int(sys.argv[1])})
     uvloop.run(_serve())

@@ -9,16 +9,19 @@ import asyncio
 import contextlib
 import os
 import resource
-import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
+from tests.bench.children import child
 from tests.bench.load import Generator, Load
 from tests.bench.machine import cpu_seconds
 from tests.bench.processors import Kind
 from tests.bench.topology import BARE, Envoy, envoy
+from tests.bench.traffic import CONFIG
 
 SATURATING_CONNECTIONS = 64
 STREAMING_CONNECTIONS = 16
@@ -26,7 +29,6 @@ STREAMING_CONNECTIONS = 16
 
 WARM_UP_S = 1.0
 LATENCY_S = 1.0
-_START_TIMEOUT_S = 30.0
 
 CONTENDERS = (BARE, *(kind.value for kind in Kind))
 
@@ -82,38 +84,22 @@ async def stage(server_core: int) -> AsyncIterator[Stage]:
         raise RuntimeError("two cores are needed: one for the server, one for Envoy and the load")
     os.sched_setaffinity(0, load_cores)
     async with contextlib.AsyncExitStack() as stack:
-        backend, backend_port = await stack.enter_async_context(
-            _child("tests.bench.backend", str(min(load_cores)))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tokenpools-bench-")))
+        config = folder / "config.yaml"
+        config.write_text(CONFIG, "utf-8")
+        backend = await stack.enter_async_context(
+            child("tests.bench.backend", str(min(load_cores)))
         )
-        pids: dict[str, int] = {}
-        ports: dict[str, int] = {}
-        for kind in Kind:
-            pids[kind.value], ports[kind.value] = await stack.enter_async_context(
-                _child("tests.bench.processors", kind.value, str(server_core))
+        servers = {
+            kind.value: await stack.enter_async_context(
+                child("tests.bench.processors", kind.value, str(server_core), str(config))
             )
-        running = await stack.enter_async_context(envoy(ports, backend_port))
-        yield Stage(running, pids, backend)
-
-
-@contextlib.asynccontextmanager
-async def _child(module: str, *arguments: str) -> AsyncIterator[tuple[int, int]]:
-    """A child that prints its port and lives no longer than its standard input; its process id and port."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", module, *arguments),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        assert process.stdout is not None
-        async with asyncio.timeout(_START_TIMEOUT_S):
-            line = await process.stdout.readline()
-        if not line.strip().isdigit():
-            raise RuntimeError(f"{module} {' '.join(arguments)} did not start")
-        yield process.pid, int(line)
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+            for kind in Kind
+        }
+        ports = {name: server.port for name, server in servers.items()}
+        running = await stack.enter_async_context(envoy(ports, backend.port))
+        pids = {name: server.pid for name, server in servers.items()}
+        yield Stage(running, pids, backend.pid)
 
 
 async def rounds(
@@ -140,9 +126,7 @@ async def _sample(running: Stage, load: Generator, name: str, seconds: float) ->
     )
     cpu_us_per_chunk = None
     if name != BARE:
-        streams = await _measured(
-            running, load, name, STREAMING_CONNECTIONS, seconds, stream=True
-        )
+        streams = await _measured(running, load, name, STREAMING_CONNECTIONS, seconds, stream=True)
         cpu_us_per_chunk = streams.cpu_s / max(1, streams.messages) * 1e6
     requests = plain.load.requests
     return Sample(

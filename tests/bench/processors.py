@@ -1,11 +1,10 @@
 """
 The ext_proc servers that are compared, each in a process of its own.
 
-`python -m tests.bench.processors KIND CORE` serves on a free port, prints it, and ends when its standard input does.
+`python -m tests.bench.processors KIND CORE CONFIG` prints a free port and serves on it; only ours reads the CONFIG.
 All of them run grpc.aio on uvloop with the same options; they differ in what they do with a message.
 """
 
-import asyncio
 import enum
 import os
 import sys
@@ -22,11 +21,10 @@ from envoy_data_plane.envoy.service.ext_proc.v3 import (
     TrailersResponse,
 )
 
-from envoy_tokenpools.config import load_config
+from envoy_tokenpools import cli
 from envoy_tokenpools.extproc import replies, wire
 from envoy_tokenpools.extproc.service import SERVICE
-from envoy_tokenpools.server import FilterServer, Listen
-from tests.bench.traffic import CONFIG
+from tests.bench.children import die_with_parent, free_port
 
 
 class Kind(enum.Enum):
@@ -87,9 +85,11 @@ async def _naive(
             yield ProcessingResponse(response_trailers=TrailersResponse())
 
 
-async def _serve_plainly(
-    process: Callable[..., object], parse: object, serialize: Callable[..., bytes] | None
-) -> int:
+async def _serve(
+    process: Callable[..., object],
+    parse: Callable[[bytes], object],
+    serialize: Callable[..., bytes] | None,
+) -> None:
     server = grpc.aio.server(options=OPTIONS)
     handler = grpc.stream_stream_rpc_method_handler(
         process, request_deserializer=parse, response_serializer=serialize
@@ -97,41 +97,32 @@ async def _serve_plainly(
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(SERVICE, {"Process": handler}),)
     )
-    port: int = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    # A server ends with the last reference to it.
-    _RUNNING.append(server)
-    return port
-
-
-_RUNNING: list[object] = []
-
-
-async def _serve_ours() -> int:
-    server = FilterServer(load_config(CONFIG, env={}), Listen("127.0.0.1:0", admin_port=None))
-    await server.start()
-    _RUNNING.append(server)
-    return server.ext_proc_port
-
-
-async def _serve(kind: Kind) -> None:
-    match kind:
-        case Kind.OURS:
-            port = await _serve_ours()
-        case Kind.NO_OP:
-            port = await _serve_plainly(_no_op, wire.parse_request, None)
-        case Kind.NAIVE:
-            port = await _serve_plainly(_naive, ProcessingRequest.parse, bytes)
     print(port, flush=True)
-    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
-    os._exit(0)
+    await server.wait_for_termination()
+
+
+def _serve_ours(config: str) -> None:
+    """The product itself, as its users start it."""
+    port = free_port()
+    print(port, flush=True)
+    address = ("--ext-proc", f"127.0.0.1:{port}", "--admin", "127.0.0.1:0")
+    sys.exit(cli.main(["--log-level", "warning", "serve", "--config", config, *address]))
 
 
 def main() -> None:
-    """Pin this process, then serve."""
-    kind, core = Kind(sys.argv[1]), int(sys.argv[2])
+    """Pin this process, then serve until killed."""
+    kind, core, config = Kind(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    die_with_parent()
     os.sched_setaffinity(0, {core})
-    uvloop.run(_serve(kind))
+    match kind:
+        case Kind.OURS:
+            _serve_ours(config)
+        case Kind.NO_OP:
+            uvloop.run(_serve(_no_op, wire.parse_request, None))
+        case Kind.NAIVE:
+            uvloop.run(_serve(_naive, ProcessingRequest.parse, bytes))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import asyncio
 import json
 import sys
 import time
+from functools import partial
 from typing import cast
 
 import uvloop
@@ -56,6 +57,10 @@ class _Connection(asyncio.Protocol):
         self._transport.write(self._request)
 
 
+def _itself(connection: _Connection) -> _Connection:
+    return connection
+
+
 def _is_whole(answer: bytearray) -> bool:
     end = answer.find(b"\r\n\r\n")
     if end < 0:
@@ -79,7 +84,7 @@ async def _load(port: int, path: str, connections: int, seconds: float) -> None:
     opened = []
     for _ in range(connections):
         connection = _Connection(head.encode() + body, durations_us, began + seconds)
-        await loop.create_connection(lambda one=connection: one, "127.0.0.1", port)
+        await loop.create_connection(partial(_itself, connection), "127.0.0.1", port)
         opened.append(connection)
     await asyncio.gather(*(connection.over for connection in opened))
     durations_us.sort()

@@ -1,19 +1,15 @@
 """
-One Envoy with a listener for each contender, all made of the product's own configuration, and a listener that is the
-backend of them all.
+One Envoy with a listener for each contender, made of the product's own configuration, and one that is their backend.
 
-One worker thread, so that nothing depends on which one a connection falls to.
+It has one worker thread, so that nothing depends on which one a connection falls to.
 """
 
 import asyncio
 import contextlib
 import copy
-import ctypes
 import json
 import os
 import shutil
-import signal
-import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping
@@ -29,6 +25,7 @@ from envoy_tokenpools.envoyconf.filter import EXT_PROC_CLUSTER, FILTER_NAME
 from envoy_tokenpools.envoyconf.locate import find_envoy
 from envoy_tokenpools.envoyconf.options import EnvoyOptions
 from envoy_tokenpools.envoyconf.render import render_yaml, to_plain
+from tests.bench.children import die_with_parent, free_port
 from tests.bench.traffic import PATH, answer_body
 
 BARE = "bare"
@@ -37,7 +34,6 @@ BARE = "bare"
 _BACKEND = "bench_backend"
 _STREAM_BACKEND = "bench_stream_backend"
 _START_TIMEOUT_S = 20.0
-_PR_SET_PDEATHSIG = 1
 
 Document = dict[str, Any]
 
@@ -81,7 +77,7 @@ async def envoy(processors: Mapping[str, int], stream_backend_port: int) -> Asyn
         bootstrap, address = folder / "bootstrap.yaml", folder / "admin_address"
         bootstrap.write_text(render_yaml(_bootstrap(processors, stream_backend_port)), "utf-8")
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.bench.topology", str(os.getpid()), str(find_envoy())),
+            *(sys.executable, "-m", "tests.bench.topology", str(find_envoy())),
             *("-c", str(bootstrap), "--admin-address-path", str(address)),
             *("--log-level", "error", "--disable-hot-restart", "--concurrency", "1"),
             stdin=asyncio.subprocess.DEVNULL,
@@ -101,7 +97,7 @@ async def _serving(
 ) -> Envoy:
     while process.returncode is None:
         with contextlib.suppress(AdminUnavailableError, FileNotFoundError):
-            admin = AdminClient(f"http://{address.read_text('utf-8').strip()}")
+            admin = AdminClient(f"http://{_read(address)}")
             await admin.require_ready()
             ports = {name: await admin.listen_port(name) for name in names}
             found = {name: port for name, port in ports.items() if port is not None}
@@ -111,12 +107,16 @@ async def _serving(
     raise RuntimeError(f"Envoy ended with status {process.returncode}")
 
 
+def _read(address: Path) -> str:
+    return address.read_text("utf-8").strip()
+
+
 # ---------------------------------------------------------------------- configuration
 
 
 def _bootstrap(processors: Mapping[str, int], stream_backend_port: int) -> Document:
     """The product's bootstrap, its listener once for each contender."""
-    backend_port = _free_port()
+    backend_port = free_port()
     document = _product(backend_port, 1)
     resources = document["static_resources"]
     listener = resources["listeners"][0]
@@ -225,19 +225,7 @@ def _backend_listener(port: int) -> Document:
     }
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _become_envoy(parent: int, arguments: list[str]) -> None:
-    """Replace this process by Envoy, which ends when the benchmark does, however that ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
-    if os.getppid() != parent:
-        sys.exit(1)
-    os.execv(arguments[0], arguments)
-
-
 if __name__ == "__main__":
-    _become_envoy(int(sys.argv[1]), sys.argv[2:])
+    # What is started as the child becomes Envoy, so that it has the child's tie to its parent.
+    die_with_parent()
+    os.execv(sys.argv[1], sys.argv[1:])  # noqa: S606
