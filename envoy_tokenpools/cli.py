@@ -205,6 +205,7 @@ def _envoy_options(arguments: argparse.Namespace, config: Config) -> EnvoyOption
         admin_port=getattr(arguments, "envoy_admin_port", 0),
         profile=Profile(arguments.profile),
         max_body_bytes=config.server.max_body_bytes,
+        metadata_namespaces=(config.claim.namespace,) if config.claim is not None else (),
     )
 
 

@@ -10,6 +10,8 @@ from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
     ExtProcOverrides,
     ExtProcPerRoute,
     HeaderForwardingRules,
+    MetadataOptions,
+    MetadataOptionsMetadataNamespaces,
     ProcessingMode,
     ProcessingModeBodySendMode,
     ProcessingModeHeaderSendMode,
@@ -34,6 +36,7 @@ FORWARDED_HEADERS = (
     "content-type",
     "upgrade",
     "x-api-key",
+    "x-forwarded-client-cert",
     "x-request-id",
     "x-stainless-retry-count",
 )
@@ -58,6 +61,8 @@ def external_processor(options: FilterOptions) -> ExternalProcessor:
         # Without it Envoy ignores `mode_override` silently, and uploads would be buffered.
         allow_mode_override=True,
         forward_rules=_forward_rules(options.forwarded_headers),
+        # A namespace that is not named here is dropped silently.
+        metadata_options=_metadata_options(options.metadata_namespaces),
         # Else STREAMED takes the length off every response; the server never changes one's body
         # without taking the length off itself.
         allow_content_length_header=options.keep_content_length,
@@ -93,6 +98,14 @@ def _forward_rules(extra: tuple[str, ...]) -> HeaderForwardingRules:
     return HeaderForwardingRules(
         allowed_headers=ListStringMatcher(patterns=[StringMatcher(exact=name) for name in names])
     )
+
+
+def _metadata_options(namespaces: tuple[str, ...]) -> MetadataOptions | None:
+    """Forwards the metadata of other filters, such as verified claims."""
+    if not namespaces:
+        return None
+    untyped = MetadataOptionsMetadataNamespaces(untyped=list(namespaces))
+    return MetadataOptions(forwarding_namespaces=untyped)
 
 
 _PROCESSING_MODES = {

@@ -1,0 +1,103 @@
+"""Logs: one JSON object a line."""
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from envoy_tokenpools.logs import JsonFormatter, configure_logs
+
+
+def line(**fields: object) -> dict[str, object]:
+    """A record with these extra fields, formatted and read again."""
+    record = logging.LogRecord("envoy_tokenpools.x", logging.INFO, "x.py", 1, "done", (), None)
+    vars(record).update(fields)
+    text = JsonFormatter().format(record)
+    assert "\n" not in text
+    read: dict[str, object] = json.loads(text)
+    return read
+
+
+@pytest.fixture
+def _restored() -> Iterator[None]:
+    """The root logger as it was."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def test_a_line_says_when_how_bad_who_and_what() -> None:
+    """In four fields, and whatever else was given."""
+    read = line(pool="qwen", count=3)
+    assert (read["level"], read["logger"]) == ("info", "envoy_tokenpools.x")
+    assert (read["message"], read["pool"], read["count"]) == ("done", "qwen", 3)
+    assert set(read) == {"time", "level", "logger", "message", "pool", "count"}
+
+
+def test_the_time_has_milliseconds_and_is_in_utc() -> None:
+    """Lines of several machines can be put in order."""
+    record = logging.LogRecord("x", logging.INFO, "x.py", 1, "done", (), None)
+    record.created, record.msecs = 1_700_000_000.007, 7.0
+    assert json.loads(JsonFormatter().format(record))["time"] == "2023-11-14T22:13:20.007Z"
+
+
+@pytest.mark.parametrize("text", ["a\nb", 'quote " and \\', "ключ", "\x00\x1b[31m", "\u2028"])
+def test_no_text_breaks_a_line(text: str) -> None:
+    """Whatever a name or an error says stays inside of its field."""
+    assert line(error=text)["error"] == text
+
+
+def test_values_of_any_type_are_written() -> None:
+    """As JSON where it has them, else as text."""
+    read = line(nothing=None, names=["a", "b"], error=ValueError("x"), size=1.5)
+    assert (read["nothing"], read["names"], read["size"]) == (None, ["a", "b"], 1.5)
+    assert "x" in str(read["error"])
+
+
+def test_a_lone_surrogate_does_not_lose_the_line() -> None:
+    """A file's name may hold one."""
+    assert "path" in line(path="bad-\udcff")
+
+
+def test_an_exception_brings_its_traceback() -> None:
+    """In one field, on the same line."""
+    try:
+        raise ZeroDivisionError
+    except ZeroDivisionError:
+        record = logging.LogRecord("x", logging.ERROR, "x.py", 1, "no", (), sys.exc_info())
+    text = JsonFormatter().format(record)
+    assert "\n" not in text
+    assert "ZeroDivisionError" in json.loads(text)["exception"]
+
+
+@pytest.mark.usefixtures("_restored")
+@pytest.mark.parametrize(
+    ("level", "shown"), [("debug", 3), ("info", 2), ("warning", 1), ("error", 0)]
+)
+def test_logs_go_to_standard_error_from_their_level_on(
+    level: str, shown: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One object a line; standard output stays for answers."""
+    configure_logs(level)
+    log = logging.getLogger("envoy_tokenpools.test")
+    log.debug("one")
+    log.info("two")
+    log.warning("three", extra={"pool": "qwen"})
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert [json.loads(text)["message"] for text in err.splitlines()] == ["one", "two", "three"][
+        3 - shown :
+    ]
+
+
+@pytest.mark.usefixtures("_restored")
+def test_configuring_again_replaces(capsys: pytest.CaptureFixture[str]) -> None:
+    """No line twice."""
+    configure_logs("info")
+    configure_logs("info")
+    logging.getLogger("x").info("once")
+    assert len(capsys.readouterr().err.splitlines()) == 1
