@@ -44,6 +44,7 @@ class Terms:
         limits: its hard ceilings.
         withheld_ppm: millionths of its idle guarantee that nobody else may use: all of it for those that do not
             lend, the pool's headroom for those that do.
+        rank: of its class; higher goes before lower, whatever the weights.
     """
 
     entitlement: str
@@ -52,6 +53,12 @@ class Terms:
     share: Resources
     limits: Limits
     withheld_ppm: int = 0
+    rank: int = 0
+
+    @property
+    def precedence(self) -> tuple[int, float]:
+        """Who comes before whom where both were refused: class order is a rule, the weight decides inside a class."""
+        return self.rank, self.weight
 
 
 @dataclass(frozen=True, slots=True)

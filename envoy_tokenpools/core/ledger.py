@@ -287,11 +287,11 @@ class Ledger:
         elif (
             not within_share
             and self._leases
-            and self._refusals.blocks(terms.entitlement, terms.weight)
+            and self._refusals.blocks(terms.entitlement, terms.precedence)
         ):
             refusal = _beyond_share(account, cost, wait_ms)
         if refusal is not None:
-            self._refusals.add(terms.entitlement, terms.weight, inside_share=within_share)
+            self._refusals.add(terms.entitlement, terms.precedence, inside_share=within_share)
         return refusal
 
     def _release_wait_ms(self, in_flight: int, ahead: int = 0) -> int:

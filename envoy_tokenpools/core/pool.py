@@ -24,6 +24,11 @@ class ServiceClass(enum.Enum):
         return _CLASS_WEIGHTS[self]
 
     @property
+    def rank(self) -> int:
+        """The class's place in the order in which capacity is shared out, higher first; reserved classes are equal."""
+        return _RANKS[self]
+
+    @property
     def is_reserved(self) -> bool:
         """Whether the baseline is held ready and served whatever the others do."""
         return self in (ServiceClass.DEDICATED, ServiceClass.GUARANTEED)
@@ -45,6 +50,15 @@ _CLASS_WEIGHTS = {
     ServiceClass.ELASTIC: 100.0,
     ServiceClass.SPOT: 1.0,
     ServiceClass.PREEMPTIBLE: 0.1,
+}
+
+
+_RANKS = {
+    ServiceClass.DEDICATED: 3,
+    ServiceClass.GUARANTEED: 3,
+    ServiceClass.ELASTIC: 2,
+    ServiceClass.SPOT: 1,
+    ServiceClass.PREEMPTIBLE: 0,
 }
 
 

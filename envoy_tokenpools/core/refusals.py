@@ -4,19 +4,24 @@ Who was refused lately, so that nobody with a lesser claim slips past them (desi
 
 from dataclasses import dataclass, field
 
+Precedence = tuple[int, float]
+"""Rank of the class, then weight: no debt or SLO lets one class pass a higher one."""
+
+_NOBODY: tuple[Precedence, str] = ((-1, 0.0), "")
+
 
 @dataclass(slots=True)
 class _Tick:
-    """The refusals of one tick; of the weights only the two highest matter: one may be the asker's own."""
+    """The refusals of one tick; of the precedences only the two highest matter: one may be the asker's own."""
 
     inside: set[str] = field(default_factory=set)
-    first: tuple[float, str] = (0.0, "")
-    second: tuple[float, str] = (0.0, "")
+    first: tuple[Precedence, str] = _NOBODY
+    second: tuple[Precedence, str] = _NOBODY
 
-    def add(self, entitlement: str, weight: float, *, inside_share: bool) -> None:
+    def add(self, entitlement: str, precedence: Precedence, *, inside_share: bool) -> None:
         if inside_share:
             self.inside.add(entitlement)
-        entry = (weight, entitlement)
+        entry = (precedence, entitlement)
         if entitlement == self.first[1]:
             self.first = max(self.first, entry)
         elif entry > self.first:
@@ -24,11 +29,11 @@ class _Tick:
         elif entry > self.second:
             self.second = entry
 
-    def blocks(self, entitlement: str, weight: float) -> bool:
+    def blocks(self, entitlement: str, precedence: Precedence) -> bool:
         if self.inside and (len(self.inside) > 1 or entitlement not in self.inside):
             return True
         highest = self.second if self.first[1] == entitlement else self.first
-        return highest[0] > weight
+        return highest[0] > precedence
 
 
 @dataclass(slots=True)
@@ -38,17 +43,19 @@ class RefusalLog:
     _current: _Tick = field(default_factory=_Tick)
     _last: _Tick = field(default_factory=_Tick)
 
-    def add(self, entitlement: str, weight: float, *, inside_share: bool) -> None:
+    def add(self, entitlement: str, precedence: Precedence, *, inside_share: bool) -> None:
         """`entitlement` was refused because the pool was contended."""
-        self._current.add(entitlement, weight, inside_share=inside_share)
+        self._current.add(entitlement, precedence, inside_share=inside_share)
 
-    def blocks(self, entitlement: str, weight: float) -> bool:
+    def blocks(self, entitlement: str, precedence: Precedence) -> bool:
         """
         Whether a request beyond its entitlement's share would pass somebody.
 
-        That is another who was refused while inside its share, or another of higher weight who was refused.
+        That is another who was refused while inside its share, or another of higher precedence who was refused.
         """
-        return self._current.blocks(entitlement, weight) or self._last.blocks(entitlement, weight)
+        return self._current.blocks(entitlement, precedence) or self._last.blocks(
+            entitlement, precedence
+        )
 
     def roll(self) -> None:
         """A tick ended: what was refused two ticks ago is forgotten."""

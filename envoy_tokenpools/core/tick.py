@@ -182,6 +182,7 @@ def _terms(
         share=_higher(allocation.shares[entitlement.name], guarantee),
         limits=entitlement.ceilings,
         withheld_ppm=withheld_ppm,
+        rank=entitlement.service_class.rank,
     )
 
 
