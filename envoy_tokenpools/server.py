@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 MESSAGE_MARGIN_BYTES = 1024 * 1024
 """Room for headers and framing above the largest body in one gRPC message; gRPC's own default of 4 MiB answers 500."""
 
+NEVER_S = 3_600
+"""Longer than it takes gRPC to cancel what is left."""
+
 
 @dataclass(frozen=True, slots=True)
 class Listen:
@@ -129,13 +132,14 @@ class FilterServer:
         await self.drain()
         if self._grpc is not None:
             grace_s = self.gate.config.server.drain_ms / 1_000
-            stopping = asyncio.ensure_future(self._grpc.stop(grace_s))
+            # gRPC's own grace must not end while we cancel: it would touch a server that is gone, and crash.
+            stopping = asyncio.ensure_future(self._grpc.stop(grace_s + NEVER_S))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._service.idle(), grace_s)
             self._service.stop()
             if self._service.open_streams:
                 log.warning("ending open requests", extra={"count": self._service.open_streams})
-            await self._grpc.stop(0)
+            await self._grpc.stop(None)
             await stopping
         await self._service.settled()
         await self.gate.close()

@@ -53,22 +53,25 @@ class Need:
         prompt_tokens: estimated prompt, all prompts of the request together.
         sequences: outputs generated at the same time (n or best_of, times prompts).
         max_output_tokens: stated maximum per sequence; None if the client set none.
-        decodes: False for embeddings, which generate nothing.
+        decodes: False for embeddings and the like, which generate nothing.
+        prompts: how many prompts or inputs share `prompt_tokens`.
     """
 
     prompt_tokens: int
     sequences: int
     max_output_tokens: int | None
     decodes: bool = True
+    prompts: int = 1
 
 
 def estimate(pool: Pool, entitlement: Entitlement, need: Need, learned_output: int | None) -> Cost:
     """
     The cost to reserve for `need`.
 
-    Output is the stated maximum times the sequences, or the pool's default clamped to what the pool can hold, and not
-    more than `learned_output` per sequence where that is known and the pool reserves by it. Concurrency is clamped to
-    the pool: a wider request runs alone, as the backend would queue its sequences.
+    Output is per sequence what was learned, where that is known and the pool reserves by it, but not more than the
+    stated maximum; without either, the pool's default. What nobody stated is clamped to what the pool can hold.
+    Concurrency and KV bytes are clamped to the pool: a wider request runs alone, as the backend would queue its
+    sequences.
 
     Raises:
         RequestError: 400, when the prompt with an explicit maximum, or the number of sequences, can never fit.
@@ -83,27 +86,34 @@ def estimate(pool: Pool, entitlement: Entitlement, need: Need, learned_output: i
             "n",
         )
     room = _room(pool, entitlement)
-    stated = need.max_output_tokens
-    if need.prompt_tokens > room:
-        raise _too_long(f"{need.prompt_tokens} prompt tokens", room, "messages")
-    if not need.decodes:
-        output = 0
-    elif stated is not None:
-        output = stated * need.sequences
-        if need.prompt_tokens + output > room:
-            asked = f"{need.prompt_tokens} prompt tokens and up to {output} output tokens"
-            raise _too_long(asked, room, "max_tokens")
-    else:
-        spare = max(0, min(room, max(1, pool.window_tokens)) - need.prompt_tokens)
-        output = min(pool.default_max_tokens * need.sequences, spare)
-    if learned_output is not None and pool.output_estimate is OutputEstimate.P95:
-        output = min(output, learned_output * need.sequences)
+    # Prompts of one request run one after another where they do not fit together, so that each alone has to.
+    prompt_each = -(-need.prompt_tokens // need.prompts)
+    if prompt_each > room:
+        raise _too_long(f"{prompt_each} prompt tokens", room, "messages")
+    output = _output(pool, need, prompt_each, room, learned_output) if need.decodes else 0
     return Cost(
         prompt_tokens=need.prompt_tokens,
         output_tokens=output,
-        kv_bytes=(need.prompt_tokens + output) * pool.kv_bytes_per_token,
+        kv_bytes=min(need.prompt_tokens + output, room) * pool.kv_bytes_per_token,
         concurrency=sequences,
     )
+
+
+def _output(pool: Pool, need: Need, prompt_each: int, room: int, learned: int | None) -> int:
+    """Tokens to reserve for the output of all sequences."""
+    if pool.output_estimate is not OutputEstimate.P95:
+        learned = None
+    stated = need.max_output_tokens
+    if stated is not None:
+        if prompt_each + stated > room:
+            asked = f"{prompt_each} prompt tokens and up to {stated} output tokens"
+            raise _too_long(asked, room, "max_tokens")
+        return need.sequences * (stated if learned is None else min(stated, learned))
+    each = pool.default_max_tokens if learned is None else learned
+    holds = room - prompt_each
+    if need.prompt_tokens < pool.window_tokens:
+        holds = min(holds, pool.window_tokens - need.prompt_tokens)
+    return min(each * need.sequences, holds)
 
 
 def _room(pool: Pool, entitlement: Entitlement) -> int:

@@ -28,6 +28,7 @@ from envoy_tokenpools.errors import RequestError
 from envoy_tokenpools.extproc import replies
 from envoy_tokenpools.extproc.incoming import Head, head_from_attributes, head_from_headers
 from envoy_tokenpools.extproc.requesting import (
+    ADMIT_BODY,
     ADMIT_HEADERS,
     NO_CHANGE,
     RequestBody,
@@ -38,6 +39,7 @@ from envoy_tokenpools.extproc.responding import Response
 from envoy_tokenpools.extproc.wire import (
     BUFFERED,
     NONE,
+    STREAMED,
     HttpBody,
     HttpHeaders,
     ProcessingRequest,
@@ -56,7 +58,7 @@ from envoy_tokenpools.openai.answers import (
     rate_limit_headers,
     unavailable_answer,
 )
-from envoy_tokenpools.openai.endpoint import Dialect
+from envoy_tokenpools.openai.endpoint import Dialect, Endpoint
 from envoy_tokenpools.openai.request import RequestFacts, facts_without_body, parse_request
 
 RESPONSE_HEADERS = frozenset((b":status", b"content-encoding", b"content-type"))
@@ -226,9 +228,7 @@ class Exchange:
         if message.end_of_stream:
             raise RequestError(400, "invalid_json", "The request has no body.")
         if not head.endpoint.reads_body:
-            pool, entitlement = self._directory.resolve_alone(self._rights)
-            facts = facts_without_body(head.endpoint)
-            return self._ask(Order(pool, entitlement, facts, 0, head.is_retry, now_us), _UNREAD)
+            return self._decide_unread(head, head.endpoint, Reply(ADMIT_HEADERS))
         if self._body_mode == NONE:
             self._body_mode = BUFFERED
             return _BUFFER_REQUEST_BODY
@@ -242,6 +242,8 @@ class Exchange:
             if head.endpoint is None:
                 return self._pass(head, _REQUEST_BODY)
             self._open(head, whole.metadata_context, now_us)
+            if not head.endpoint.reads_body:
+                return self._decide_unread(head, head.endpoint, Reply(ADMIT_BODY))
         if self._phase is not Phase.COLLECTING:
             return _REQUEST_BODY
         self._body.add(message.body)
@@ -282,7 +284,7 @@ class Exchange:
         head = self._head
         if head is None or head.endpoint is None:
             raise AssertionError("unreachable: collecting without a metered head")
-        was_held = self._body.pieces == 1 and not is_trailers
+        was_held = self._body.pieces == 1 and not is_trailers and self._body_mode != STREAMED
         body = self._body.take(head.content_encoding)
         facts = parse_request(head.endpoint, body)
         pool, entitlement = self._directory.resolve(self._rights, facts.model)
@@ -293,6 +295,13 @@ class Exchange:
             self._change = change_for(facts, pool, body, head.content_encoding)
         reply = Reply(admit_body(self._change, sets_length=self._has_headers))
         return self._ask(order, _REQUEST_TRAILERS if is_trailers else (reply,))
+
+    def _decide_unread(self, head: Head, endpoint: Endpoint, admit_reply: Reply) -> Actions:
+        """The head is all that is read: find the pool, and ask the gate."""
+        pool, entitlement = self._directory.resolve_alone(self._rights)
+        facts = facts_without_body(endpoint)
+        order = Order(pool, entitlement, facts, 0, head.is_retry, self._started_us)
+        return self._ask(order, (admit_reply,))
 
     def _ask(self, order: Order, admit_reply: Actions) -> Actions:
         self._order = replace(order, enforce=False) if self._observes else order
@@ -366,8 +375,6 @@ class Exchange:
         ending = self._response.ending(seen, metered)
         return (Settle(Outcome(self._admitted, ending, self._response.status, metered)),)
 
-
-_UNREAD = (Reply(ADMIT_HEADERS),)
 
 _MISCONFIGURED = unavailable_answer(
     reason="filter_misconfigured",

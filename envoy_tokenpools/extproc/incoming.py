@@ -143,11 +143,12 @@ def _principals(header: str) -> tuple[str, ...]:
     """
     names: list[str] = []
     end = 0
-    for pair in _PAIR.finditer(header):
-        if pair.start() != end or pair[3] == ",":
+    while end < len(header):
+        pair = _PAIR.match(header, end)
+        if pair is None or pair[3] == ",":
             return ()
         end = pair.end()
         if pair[1] in ("URI", "DNS", "Subject"):
             value = pair[2]
             names.append(re.sub(r"\\(.)", r"\1", value[1:-1]) if value[:1] == '"' else value)
-    return tuple(names) if end == len(header) else ()
+    return tuple(names)

@@ -147,7 +147,7 @@ def change_for(facts: RequestFacts, pool: Pool, body: bytes, encoding: str) -> C
 def admit_body(change: Change, *, sets_length: bool) -> bytes:
     """The reply that lets a request go on whose body message is answered."""
     if change.body is None:
-        return _ADMIT_BODY
+        return ADMIT_BODY
     length = (("content-length", str(len(change.body))),) if sets_length else ()
     removed = [*STRIPPED_HEADERS, "content-encoding"]
     if change.asks_usage:
@@ -156,7 +156,8 @@ def admit_body(change: Change, *, sets_length: bool) -> bytes:
     return replies.request_body_with(change.body, set_headers=length, remove_headers=removed)
 
 
-_ADMIT_BODY = replies.request_body_with(None, remove_headers=STRIPPED_HEADERS)
+ADMIT_BODY = replies.request_body_with(None, remove_headers=STRIPPED_HEADERS)
+"""Lets a request go on with the body that its client sent."""
 
 ADMIT_HEADERS = replies.request_headers_unread(remove_headers=STRIPPED_HEADERS)
 """Lets a request go on that is decided on its head alone; its body is not sent to us, the answer is."""

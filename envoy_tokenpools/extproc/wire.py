@@ -92,6 +92,9 @@ class ProcessingRequest(betterproto2.Message):
 NONE = 0
 """`ProcessingMode.BodySendMode.NONE`: no body message comes."""
 
+STREAMED = 1
+"""`ProcessingMode.BodySendMode.STREAMED`: the headers have gone on before the body comes."""
+
 BUFFERED = 2
 """`ProcessingMode.BodySendMode.BUFFERED`: the one body message holds the whole body."""
 

@@ -124,7 +124,7 @@ class Gate:
         if facts.flat:
             prompt += facts.sequences * pool.flat_tokens
         learned = live.output_history(entitlement.name, learning_key(pool, facts.model)).p95
-        need = Need(prompt, facts.sequences, facts.max_output_tokens, facts.decodes)
+        need = Need(prompt, facts.sequences, facts.max_output_tokens, facts.decodes, facts.prompts)
         cost = estimate(pool, entitlement, need, learned)
         terms = live.tick.terms.get(entitlement.name)
         if terms is None:

@@ -92,10 +92,11 @@ def test_a_default_is_clamped_to_what_the_pool_holds(capacity: Resources) -> Non
     assert (cost.tokens, cost.output_tokens) == (1_000, 991)
 
 
-def test_a_prompt_that_fills_the_pool_leaves_no_default_output() -> None:
-    """Never negative: the prompt alone is reserved."""
+def test_a_prompt_beyond_the_window_still_reserves_its_output() -> None:
+    """The bucket admits what is deeper than itself; only the cache bounds the default then."""
     small = replace(POOL, capacity=Resources(1, ROOM * KV_BYTES_PER_TOKEN, 16))
-    assert cost_of(chat(prompt=500), where=small).output_tokens == 0
+    assert cost_of(chat(prompt=500), where=small).output_tokens == 256
+    assert cost_of(chat(prompt=ROOM - 5), where=small).output_tokens == 5
 
 
 @pytest.mark.parametrize(
@@ -153,10 +154,19 @@ def test_a_prompt_beyond_the_cache_is_a_400() -> None:
     assert refusal(Need(ROOM + 1, 1, None, decodes=False)).param == "messages"
 
 
-@pytest.mark.parametrize("need", [chat(2**63), chat(1, sequences=10**9)], ids=["2**63", "n 10**9"])
-def test_absurd_numbers_are_a_400(need: Need) -> None:
-    """Whatever their size, they are compared and never reserved."""
-    assert refusal(need).param == "max_tokens"
+def test_an_absurd_maximum_is_a_400() -> None:
+    """Whatever its size, it is compared and never reserved."""
+    assert refusal(chat(2**63)).param == "max_tokens"
+
+
+def test_prompts_of_one_request_have_to_fit_one_by_one() -> None:
+    """A batch larger than the cache is legal, for the backend works it off; its cache is clamped to all there is."""
+    batch = Need(3 * ROOM, 1, None, decodes=False, prompts=100)
+    cost = cost_of(batch)
+    assert (cost.prompt_tokens, cost.kv_bytes) == (3 * ROOM, ROOM * KV_BYTES_PER_TOKEN)
+    wide = cost_of(Need(100, 50, ROOM - 2, prompts=50))
+    assert (wide.output_tokens, wide.kv_bytes) == (50 * (ROOM - 2), ROOM * KV_BYTES_PER_TOKEN)
+    assert refusal(Need(100 * ROOM + 1, 1, None, decodes=False, prompts=100)).param == "messages"
 
 
 def test_an_absurd_width_without_a_maximum_takes_the_whole_pool() -> None:
@@ -201,8 +211,7 @@ def test_a_cost_always_fits_an_idle_pool(
 ) -> None:
     """Or it is a 400: nothing is priced so that it could never be admitted."""
     need = Need(prompt, sequences, maximum, decodes=decodes)
-    output = sequences * (maximum or 0) if decodes else 0
-    if prompt + output > ROOM:
+    if prompt + ((maximum or 0) if decodes else 0) > ROOM:
         refusal(need)
         return
     cost = cost_of(need, learned)

@@ -8,6 +8,7 @@ from hypothesis import given, settings, strategies
 
 from envoy_tokenpools.core.pool import ServiceClass
 from envoy_tokenpools.extproc import replies
+from envoy_tokenpools.extproc.requesting import ADMIT_BODY
 from envoy_tokenpools.gate.directory import Directory
 from envoy_tokenpools.gate.order import Outcome, fingerprint_of
 from envoy_tokenpools.observer import Decided, Ending, FirstToken
@@ -67,7 +68,7 @@ def test_portable_answer(directory: Directory) -> None:
     first = with_protocol(post_rh(), BodyMode.BUFFERED, BodyMode.STREAMED)
     assert constants(talk.say(first)) == [replies.CONTINUE_REQUEST_HEADERS]
     assert talk.orders == []
-    assert constants(talk.say(rb(HI))) == [replies.ADMIT_REQUEST_BODY]
+    assert constants(talk.say(rb(HI))) == [ADMIT_BODY]
     (order,) = talk.orders
     assert (order.pool.name, order.entitlement.name) == ("pool", "a")
     assert (order.facts.endpoint, order.facts.model) == (Endpoint.CHAT, "m")
@@ -159,7 +160,7 @@ def test_compact_stream(directory: Directory) -> None:
     """One request message with attributes, then the stream with its own."""
     talk = Conversation.begin(directory)
     assert constants(talk.say(rb(chat(stream=True), given=head_attributes()))) == [
-        replies.ADMIT_REQUEST_BODY
+        ADMIT_BODY
     ]
     assert talk.orders[0].entitlement.name == "a"
     talk.say(sb(S[:300], given=STREAM), sb(S[300:]), sb(eos=True))

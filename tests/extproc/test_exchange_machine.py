@@ -4,6 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from envoy_tokenpools.config import ServerSettings
 from envoy_tokenpools.core.pool import ServiceClass
 from envoy_tokenpools.errors import RequestError
 from envoy_tokenpools.extproc.exchange import Actions, Admit, Exchange, Reply, Settle, Tell
@@ -90,7 +91,7 @@ class ExchangeMachine(RuleBasedStateMachine):
 
     def begin(self) -> None:
         """A new request."""
-        self.exchange = Exchange(DIRECTORY, max_body_bytes=1_000)
+        self.exchange = Exchange(DIRECTORY, ServerSettings(max_body_bytes=1_000))
         self.pending: Order | None = None
         self.kind = ""
         self.observes = False

@@ -47,7 +47,9 @@ def options(headers: list[tuple[str, str]]) -> list[core.HeaderValueOption]:
         (replies.CONTINUE_RESPONSE_TRAILERS, "response_trailers"),
         (replies.PASS_UNMETERED, "request_headers"),
         (replies.BUFFER_REQUEST_BODY, "request_headers"),
-        (replies.ADMIT_REQUEST_BODY, "request_body"),
+        (replies.request_body_with(None), "request_body"),
+        (replies.request_headers_unread(remove_headers=()), "request_headers"),
+        (replies.response_body_with(b""), "response_body"),
         (replies.response_headers_with([]), "response_headers"),
         (replies.immediate(Answer(429, (), b"")), "immediate_response"),
     ],
@@ -105,14 +107,52 @@ def test_a_body_that_was_kept_back_is_asked_for() -> None:
     )
 
 
-def test_an_admitted_request_loses_its_wish_for_compression_only() -> None:
-    """The body goes on as it is."""
-    parsed = Response.parse(replies.ADMIT_REQUEST_BODY)
-    assert parsed.request_body == ext_proc.BodyResponse(
+def test_a_request_decided_on_its_head_keeps_its_body_from_us() -> None:
+    """Its response is sent, its body is not."""
+    parsed = Response.parse(replies.request_headers_unread(remove_headers=["x-a"]))
+    assert parsed.request_headers == ext_proc.HeadersResponse(
         response=ext_proc.CommonResponse(
-            header_mutation=ext_proc.HeaderMutation(remove_headers=["accept-encoding"])
+            header_mutation=ext_proc.HeaderMutation(remove_headers=["x-a"])
         )
     )
+    assert parsed.mode_override == ext_proc_filter.ProcessingMode(
+        request_body_mode=BodyMode.NONE,
+        response_header_mode=HeaderMode.SEND,
+        response_body_mode=BodyMode.STREAMED,
+    )
+
+
+@settings(deadline=None)
+@given(HEADERS, st.none() | st.binary(max_size=300))
+def test_a_request_body_reply_is_encoded_as_the_full_type_does(
+    headers: list[tuple[str, str]], body: bytes | None
+) -> None:
+    """Headers set and removed, and another body or none."""
+    removed = [name for name, _ in headers]
+    parsed = Response.parse(
+        replies.request_body_with(body, set_headers=headers, remove_headers=removed)
+    )
+    assert parsed.request_body is not None
+    assert parsed.request_body.response == ext_proc.CommonResponse(
+        header_mutation=ext_proc.HeaderMutation(
+            set_headers=options(headers), remove_headers=removed
+        ),
+        body_mutation=None if body is None else mutation(body),
+    )
+
+
+@pytest.mark.parametrize("body", [b"", b"x", b"y" * 300])
+def test_a_response_body_reply_replaces_the_piece(body: bytes) -> None:
+    """An empty piece is cleared: an absent one would leave the backend's."""
+    parsed = Response.parse(replies.response_body_with(body))
+    assert parsed.response_body == ext_proc.BodyResponse(
+        response=ext_proc.CommonResponse(body_mutation=mutation(body))
+    )
+
+
+def mutation(body: bytes) -> ext_proc.BodyMutation:
+    """The full type for another body."""
+    return ext_proc.BodyMutation(body=body) if body else ext_proc.BodyMutation(clear_body=True)
 
 
 @settings(deadline=None)

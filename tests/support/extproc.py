@@ -15,6 +15,7 @@ from envoy_data_plane.envoy.extensions.filters.http.ext_proc import v3 as ext_pr
 from envoy_data_plane.envoy.service.ext_proc import v3 as ext_proc
 from envoy_data_plane.google.protobuf import Struct, Value
 
+from envoy_tokenpools.config import ServerSettings
 from envoy_tokenpools.core.admission import Balance, Lease
 from envoy_tokenpools.core.cost import Cost
 from envoy_tokenpools.core.ledger import Ledger
@@ -213,7 +214,7 @@ class Conversation:
         cls, directory: Directory, judge: Judge = admit, max_body_bytes: int = 1_000_000
     ) -> "Conversation":
         """A conversation about a new request."""
-        return cls(Exchange(directory, max_body_bytes=max_body_bytes), judge)
+        return cls(Exchange(directory, ServerSettings(max_body_bytes=max_body_bytes)), judge)
 
     def say(self, *messages: Message) -> list[Response]:
         """Send these messages; the replies to them."""
