@@ -4,10 +4,10 @@ Logs as one JSON object per line on standard error, for machines that collect th
 What is logged never holds prompts, keys or bodies: messages are constant texts, the rest are named fields.
 """
 
+import json
 import logging
 import sys
-
-import msgspec
+from datetime import UTC, datetime
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -18,7 +18,7 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """One line of JSON."""
         line: dict[str, object] = {
-            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}",
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -26,7 +26,8 @@ class JsonFormatter(logging.Formatter):
         line.update((k, v) for k, v in vars(record).items() if k not in _STANDARD)
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line, enc_hook=str).decode()
+        # Escapes whatever is not ASCII, halves of surrogates too, which file names may hold.
+        return json.dumps(line, default=str)
 
 
 def configure_logs(level: str) -> None:

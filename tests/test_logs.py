@@ -42,7 +42,7 @@ def test_the_time_has_milliseconds_and_is_in_utc() -> None:
     """Lines of several machines can be put in order."""
     record = logging.LogRecord("x", logging.INFO, "x.py", 1, "done", (), None)
     record.created, record.msecs = 1_700_000_000.007, 7.0
-    assert json.loads(JsonFormatter().format(record))["time"] == "2023-11-14T22:13:20.007Z"
+    assert json.loads(JsonFormatter().format(record))["time"] == "2023-11-14T22:13:20.007+00:00"
 
 
 @pytest.mark.parametrize("text", ["a\nb", 'quote " and \\', "ключ", "\x00\x1b[31m", "\u2028"])
@@ -66,7 +66,7 @@ def test_a_lone_surrogate_does_not_lose_the_line() -> None:
 def test_an_exception_brings_its_traceback() -> None:
     """In one field, on the same line."""
     try:
-        raise ZeroDivisionError
+        1 / int("0")
     except ZeroDivisionError:
         record = logging.LogRecord("x", logging.ERROR, "x.py", 1, "no", (), sys.exc_info())
     text = JsonFormatter().format(record)

@@ -2,7 +2,7 @@
 
 import asyncio
 import stat
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -43,10 +43,10 @@ WITHIN_S = 20
 DRAIN_MS = 20_000
 
 
-def config(*names: str, **server: int) -> Config:
+def config(*names: str, drain_ms: int = DRAIN_MS, max_body_bytes: int = 100_000) -> Config:
     """One pool with these entitlements; it drains for longer than any test waits, unless told."""
     who = [entitlement(name, ServiceClass.SPOT) for name in names or ("a",)]
-    settings = replace(ServerSettings(drain_ms=DRAIN_MS), **server)
+    settings = ServerSettings(drain_ms=drain_ms, max_body_bytes=max_body_bytes)
     return configured(pool(amount(), *who), server=settings)
 
 
@@ -59,9 +59,8 @@ def vocabularies() -> dict[str, Vocabulary]:
 @pytest.fixture(autouse=True)
 def _same_vocabularies(
     monkeypatch: pytest.MonkeyPatch, vocabularies: dict[str, Vocabulary]
-) -> Iterator[None]:
+) -> None:
     monkeypatch.setattr(server_module, "load_vocabularies", lambda _: vocabularies)
-    yield
 
 
 @asynccontextmanager

@@ -21,12 +21,19 @@ from envoy_tokenpools.core.admission import (
     Lease,
     Reason,
     Refusal,
-    Resource,
     Settlement,
     Terms,
 )
 from envoy_tokenpools.core.bucket import TokenBucket
-from envoy_tokenpools.core.cost import Cost
+from envoy_tokenpools.core.judging import (
+    beyond_share,
+    fits,
+    fits_share,
+    own_refusal,
+    release_wait_ms,
+    room_refusal,
+    short_of_tokens,
+)
 from envoy_tokenpools.core.refusals import RefusalLog
 from envoy_tokenpools.core.resources import Resources
 
@@ -94,12 +101,12 @@ class Ledger:
         if known is not None:
             return known
         account = self._account(claim, now_ms)
-        within_share = _fits_share(account, claim.terms.share, claim.cost)
-        within_guarantee = claim.terms.guarantee.concurrency > 0 and _fits(
+        within_share = fits_share(account, claim.terms.share, claim.cost)
+        within_guarantee = claim.terms.guarantee.concurrency > 0 and fits(
             account, claim.terms.guarantee, account.guarantee, claim.cost
         )
         tokens_guaranteed = account.guarantee.rate > 0 and account.guarantee.fits(claim.cost.tokens)
-        refusal = self._own_refusal(account, claim)
+        refusal = own_refusal(account, claim.cost, self._hold_ms)
         if refusal is None and not within_guarantee:
             refusal = self._pool_refusal(
                 account, claim, within_share=within_share, tokens_guaranteed=tokens_guaranteed
@@ -217,7 +224,7 @@ class Ledger:
             reset_tokens_ms=-(-bucket.used_milli // bucket.rate) if bucket.rate else 0,
             limit_concurrency=limit,
             remaining_concurrency=free,
-            reset_concurrency_ms=0 if free else self._release_wait_ms(account.in_flight),
+            reset_concurrency_ms=0 if free else release_wait_ms(self._hold_ms, account.in_flight),
         )
 
     def view(self) -> LedgerView:
@@ -234,73 +241,36 @@ class Ledger:
 
     # ------------------------------------------------------------------ judging
 
-    def _own_refusal(self, account: Account, claim: Claim) -> Refusal | None:
-        """Rule 4: the entitlement's own ceilings."""
-        limits, cost = claim.terms.limits, claim.cost
-        if limits.concurrency is not None:
-            free = limits.concurrency - account.concurrency
-            if cost.concurrency > free:
-                wait_ms = self._release_wait_ms(
-                    account.in_flight, account.meters.pending_concurrency
-                )
-                return _refuse(
-                    Reason.CONCURRENCY_LIMIT, Resource.CONCURRENCY, cost.concurrency, free, wait_ms
-                )
-        if limits.kv_bytes is not None:
-            free = limits.kv_bytes - account.kv_bytes
-            if cost.kv_bytes > free:
-                wait_ms = self._release_wait_ms(
-                    account.in_flight, account.meters.pending_concurrency
-                )
-                return _refuse(
-                    Reason.KV_CACHE_LIMIT, Resource.KV_CACHE, cost.kv_bytes, free, wait_ms
-                )
-        if account.limit is not None and not account.limit.fits(cost.tokens):
-            return _short_of_tokens(Reason.TOKEN_RATE_LIMIT, account.limit, cost)
-        return None
-
     def _pool_refusal(
         self, account: Account, claim: Claim, *, within_share: bool, tokens_guaranteed: bool
     ) -> Refusal | None:
         """Rule 5: the free capacity, and those who were refused before with a better claim."""
-        cost, usable, terms = claim.cost, claim.usable, claim.terms
-        withheld = self._withheld_concurrency - account.withheld_concurrency
-        free_sequences = usable.concurrency - self.concurrency - withheld
-        withheld = self._withheld_kv_bytes - account.withheld_kv_bytes
-        free_kv_bytes = usable.kv_bytes - self.kv_bytes - withheld
-        wait_ms = self._release_wait_ms(len(self._leases), account.meters.pending_concurrency)
-        refusal = None
-        if cost.concurrency > free_sequences:
-            refusal = _refuse(
-                Reason.POOL_CONTENDED,
-                Resource.CONCURRENCY,
-                cost.concurrency,
-                free_sequences,
-                wait_ms,
+        usable, terms = claim.usable, claim.terms
+        withheld_sequences = self._withheld_concurrency - account.withheld_concurrency
+        withheld_kv_bytes = self._withheld_kv_bytes - account.withheld_kv_bytes
+        wait_ms = release_wait_ms(
+            self._hold_ms, len(self._leases), account.meters.pending_concurrency
+        )
+        refusal = room_refusal(
+            claim.cost,
+            free_sequences=usable.concurrency - self.concurrency - withheld_sequences,
+            free_kv_bytes=usable.kv_bytes - self.kv_bytes - withheld_kv_bytes,
+            wait_ms=wait_ms,
+        )
+        if refusal is None and not (tokens_guaranteed or self.tokens.fits(claim.cost.tokens)):
+            refusal = short_of_tokens(
+                Reason.POOL_CONTENDED, self.tokens, claim.cost, account.guarantee
             )
-        elif cost.kv_bytes > free_kv_bytes:
-            refusal = _refuse(
-                Reason.POOL_CONTENDED, Resource.KV_CACHE, cost.kv_bytes, free_kv_bytes, wait_ms
-            )
-        elif not (tokens_guaranteed or self.tokens.fits(cost.tokens)):
-            refusal = _short_of_tokens(Reason.POOL_CONTENDED, self.tokens, cost, account.guarantee)
-        elif (
+        passes_somebody = (
             not within_share
-            and self._leases
+            and bool(self._leases)
             and self._refusals.blocks(terms.entitlement, terms.precedence)
-        ):
-            refusal = _beyond_share(account, cost, wait_ms)
+        )
+        if refusal is None and passes_somebody:
+            refusal = beyond_share(account, claim.cost, wait_ms)
         if refusal is not None:
             self._refusals.add(terms.entitlement, terms.precedence, inside_share=within_share)
         return refusal
-
-    def _release_wait_ms(self, in_flight: int, ahead: int = 0) -> int:
-        """
-        Expected time until a lease ends for whoever has `ahead` others before it.
-
-        Leases end evenly spread, one every average holding time over `in_flight`.
-        """
-        return max(1, round(self._hold_ms / max(1, in_flight) * max(1, ahead)))
 
     # ------------------------------------------------------------------ booking
 
@@ -367,26 +337,6 @@ class Ledger:
         self.tokens.set_rate(rate, window_ms, now_ms)
 
 
-def _fits(account: Account, amount: Resources, bucket: TokenBucket, cost: Cost) -> bool:
-    """Whether the account stays within `amount` with this cost; tokens by the bucket of that amount."""
-    return (
-        account.concurrency + cost.concurrency <= amount.concurrency
-        and account.kv_bytes + cost.kv_bytes <= amount.kv_bytes
-        and bucket.fits(cost.tokens)
-    )
-
-
-def _fits_share(account: Account, share: Resources, cost: Cost) -> bool:
-    """
-    Whether the account stays within its share; the first request always does, while there is a share at all.
-
-    As an untouched bucket admits a cost deeper than itself: else a share smaller than any one request would be none.
-    """
-    if account.in_flight == 0 and share.concurrency and share.kv_bytes:
-        return account.share.fits(cost.tokens)
-    return _fits(account, share, account.share, cost)
-
-
 def _withdrawn(terms: Terms) -> Terms:
     """Terms of an entitlement that is gone."""
     return replace(terms, guarantee=Resources.NONE, share=Resources.NONE)
@@ -395,33 +345,3 @@ def _withdrawn(terms: Terms) -> Terms:
 def _part(amount: int, ppm: int) -> int:
     """`ppm` millionths of `amount`, rounded up: half a sequence withheld is one withheld."""
     return -(-amount * ppm // WHOLE_PPM)
-
-
-def _refuse(reason: Reason, resource: Resource, need: int, free: int, wait_ms: int) -> Refusal:
-    return Refusal(reason, resource, need, max(0, free), max(1, wait_ms))
-
-
-def _short_of_tokens(
-    reason: Reason, bucket: TokenBucket, cost: Cost, other: TokenBucket | None = None
-) -> Refusal:
-    """Neither `bucket` nor the `other` one has enough; whichever has first is waited for."""
-    buckets = (bucket,) if other is None else (bucket, other)
-    waits = [wait for one in buckets if (wait := one.wait_ms(cost.tokens)) is not None]
-    available = max(one.remaining for one in buckets)
-    return _refuse(reason, Resource.TOKENS, cost.tokens, available, min(waits, default=NEVER_MS))
-
-
-def _beyond_share(account: Account, cost: Cost, wait_ms: int) -> Refusal:
-    """Beyond its share, of which the first resource that is short is named."""
-    share, reason = account.terms.share, Reason.LOW_PRIORITY
-    free = share.concurrency - account.concurrency
-    if cost.concurrency > free:
-        return _refuse(reason, Resource.CONCURRENCY, cost.concurrency, free, wait_ms)
-    free = share.kv_bytes - account.kv_bytes
-    if cost.kv_bytes > free:
-        return _refuse(reason, Resource.KV_CACHE, cost.kv_bytes, free, wait_ms)
-    return _refuse(reason, Resource.TOKENS, cost.tokens, account.share.remaining, wait_ms)
-
-
-NEVER_MS = 3_600_000
-"""Stands for a bucket that does not fill at all: come back in an hour, when somebody has changed the configuration."""

@@ -238,7 +238,7 @@ class Exchange:
         if self._phase is Phase.OPENING:
             head = head_from_attributes(attributes_of(whole.attributes), self._settings.path_prefix)
             if head is None:
-                return self.refused(_MISCONFIGURED)
+                return (_MISCONFIGURATION, *self.refused(_MISCONFIGURED))
             if head.endpoint is None:
                 return self._pass(head, _REQUEST_BODY)
             self._open(head, whole.metadata_context, now_us)
@@ -376,6 +376,7 @@ class Exchange:
         return (Settle(Outcome(self._admitted, ending, self._response.status, metered)),)
 
 
+_MISCONFIGURATION = Tell(Decided(Decision.REJECTED, reason="filter_misconfigured"))
 _MISCONFIGURED = unavailable_answer(
     reason="filter_misconfigured",
     message="Envoy sends this filter neither request headers nor the attribute request.path: "

@@ -3,7 +3,7 @@ How a refusal is told to the client: what was short, by which rule, and when to 
 """
 
 from envoy_tokenpools.core.admission import Balance, Reason, Refusal, Resource
-from envoy_tokenpools.core.ledger import NEVER_MS
+from envoy_tokenpools.core.judging import NEVER_MS
 from envoy_tokenpools.core.pool import Pool
 from envoy_tokenpools.gate.order import Order
 from envoy_tokenpools.openai.answers import (

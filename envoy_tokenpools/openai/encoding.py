@@ -141,6 +141,8 @@ def decoder_for(content_encoding: str, max_output_bytes: int) -> BodyDecoder | N
     Raises:
         UnknownEncodingError: a coding is not known, or there are too many.
     """
+    if not content_encoding:
+        return None  # nearly always
     names = [name.strip(" \t").lower() for name in content_encoding.split(",")]
     applied = [name for name in names if name not in {"", "identity"}]
     if len(applied) > MAX_CODINGS:

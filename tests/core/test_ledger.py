@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from envoy_tokenpools.core.admission import Lease, Reason, Resource
-from envoy_tokenpools.core.ledger import MAX_EXPIRED, NEVER_MS, InUse, Ledger
+from envoy_tokenpools.core.judging import NEVER_MS
+from envoy_tokenpools.core.ledger import MAX_EXPIRED, InUse, Ledger
 from envoy_tokenpools.core.pool import Limits
 from envoy_tokenpools.core.resources import Resources
 from tests.support.pools import SURPLUS, admitted, amount, claim, cost, refused, take, terms

@@ -1,5 +1,6 @@
 """Every order of messages that a filter configuration produces, from the first to the settlement."""
 
+import gzip
 import itertools
 import json
 
@@ -45,6 +46,9 @@ ANSWER = json.dumps(
         "usage": {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12},
     }
 ).encode()
+STREAMING = chat(stream=True, stream_options={"include_usage": True})
+"""A stream that asks for usage by itself, so that nothing is changed in it."""
+
 STREAM: dict[str, str | float] = {"response.code": 200.0, "response.headers['content-type']": SSE}
 
 
@@ -115,7 +119,7 @@ def test_portable_stream_cut_anywhere(cuts: list[int]) -> None:
     """Usage, one settlement and untouched bodies, however the stream is cut."""
     config = configured(pool(amount(), entitlement("a", ServiceClass.SPOT)))
     talk = Conversation.begin(Directory(config))
-    talk.say(post_rh(), rb(chat(stream=True)), sh(200, SSE))
+    talk.say(post_rh(), rb(STREAMING), sh(200, SSE))
     edges = [0, *cuts, len(S)]
     pieces = [S[a:b] for a, b in itertools.pairwise(edges)]
     replied = talk.say(*(sb(piece) for piece in pieces), sb(eos=True))
@@ -159,9 +163,7 @@ def test_a_message_with_the_last_piece_and_the_end_is_metered_first(directory: D
 def test_compact_stream(directory: Directory) -> None:
     """One request message with attributes, then the stream with its own."""
     talk = Conversation.begin(directory)
-    assert constants(talk.say(rb(chat(stream=True), given=head_attributes()))) == [
-        ADMIT_BODY
-    ]
+    assert constants(talk.say(rb(STREAMING, given=head_attributes()))) == [ADMIT_BODY]
     assert talk.orders[0].entitlement.name == "a"
     talk.say(sb(S[:300], given=STREAM), sb(S[300:]), sb(eos=True))
     assert (talk.outcome.ending, talk.outcome.status) == (Ending.COMPLETED, 200)
@@ -187,12 +189,13 @@ def test_without_response_attributes_the_request_says_what_comes(
     assert talk.outcome.ending is Ending.COMPLETED
 
 
-def test_compact_compressed_answer_is_not_read(directory: Directory) -> None:
+def test_compact_compressed_answer_is_decoded(directory: Directory) -> None:
     """Its encoding is among the attributes."""
     talk = Conversation.begin(directory)
     talk.say(rb(HI, given=head_attributes()))
-    talk.say(sb(b"\x1f\x8b", given={"response.headers['content-encoding']": "gzip"}, eos=True))
-    assert talk.outcome.metered is None
+    encoded: dict[str, str | float] = {"response.headers['content-encoding']": "gzip"}
+    talk.say(sb(gzip.compress(ANSWER), given=encoded, eos=True))
+    assert usage_of(talk.outcome) == Usage(5, 7)
 
 
 def test_lean(directory: Directory) -> None:
@@ -302,7 +305,7 @@ def test_a_second_head_changes_nothing(directory: Directory) -> None:
             sh(101, None),
         ],
         [
-            rh([(":method", "POST"), (":path", "/v1/audio/transcriptions")]),
+            rh([(":method", "POST"), (":path", "/v1/files")]),
             rb(b"\x00" * 20_000),
             rt(),
             sh(200),
@@ -328,7 +331,7 @@ def test_what_is_not_metered_passes_at_once(directory: Directory, messages: list
 def test_what_is_not_metered_passes_in_the_compact_configuration(directory: Directory) -> None:
     """By its path among the attributes; without a key."""
     talk = Conversation.begin(directory)
-    given_path = head_attributes("/v1/audio/speech", key=None)
+    given_path = head_attributes("/v1/files", key=None)
     assert constants(talk.say(rb(b"{}", given=given_path))) == [replies.CONTINUE_REQUEST_BODY]
     assert talk.told == [Decided(Decision.BYPASSED, reason="unmetered")]
 

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from envoy_tokenpools.extproc import replies
 from envoy_tokenpools.gate.directory import Directory
 from envoy_tokenpools.observer import Ending
 from envoy_tokenpools.openai.usage import Usage
@@ -140,21 +141,52 @@ def test_a_cancellation_at_any_point_settles_what_was_admitted(
         assert talk.outcome.ending is Ending.COMPLETED
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "br", "zstd", " GZIP "])
-def test_a_compressed_answer_ends_unread(directory: Directory, encoding: str) -> None:
-    """We asked for none; what comes nevertheless is no text, and is told as unreadable."""
+@pytest.mark.parametrize("encoding", ["compress", "aws-chunked", "gzip, gzip, gzip", "x"])
+def test_an_answer_in_an_unknown_encoding_ends_unread(directory: Directory, encoding: str) -> None:
+    """It is no text, and is told as unreadable; the client gets it as it is."""
     talk = admitted(directory)
-    talk.say(sh(200, SSE, ("content-encoding", encoding)), sb(gzip.compress(S)), sb(eos=True))
+    _, body, _ = talk.say(sh(200, SSE, ("content-encoding", encoding)), sb(b"\x1f"), sb(eos=True))
+    assert bytes(body) == replies.CONTINUE_RESPONSE_BODY
     assert (talk.outcome.ending, talk.outcome.metered) == (Ending.COMPLETED, None)
     assert talk.first_tokens == []
 
 
-def test_a_compressed_answer_that_is_left_is_a_client_gone(directory: Directory) -> None:
+def test_an_unreadable_answer_that_is_left_is_a_client_gone(directory: Directory) -> None:
     """Unread is not finished."""
     talk = admitted(directory)
-    talk.say(sh(200, SSE, ("content-encoding", "gzip")), sb(gzip.compress(S)))
+    talk.say(sh(200, SSE, ("content-encoding", "compress")), sb(b"\x1f\x9d"))
     talk.end()
     assert (talk.outcome.ending, talk.outcome.metered) == (Ending.CLIENT_GONE, None)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 10, 100, 200])
+def test_a_compressed_answer_is_read_and_passed_on_compressed(
+    directory: Directory, cut: int
+) -> None:
+    """However it is cut: the client gets the very bytes that the backend sent."""
+    talk = admitted(directory)
+    packed = gzip.compress(S)
+    headers, *bodies = talk.say(
+        sh(200, SSE, ("content-encoding", " GZIP ")), sb(packed[:cut]), sb(packed[cut:], eos=True)
+    )
+    assert {bytes(body) for body in bodies} == {replies.CONTINUE_RESPONSE_BODY}
+    assert headers.response_headers is not None
+    assert headers.response_headers.response is not None
+    assert headers.response_headers.response.header_mutation is not None
+    assert headers.response_headers.response.header_mutation.remove_headers == []
+    assert talk.outcome.ending is Ending.COMPLETED
+    assert talk.outcome.metered is not None
+    assert talk.outcome.metered.usage == Usage(26, 9)
+
+
+def test_a_compressed_answer_that_breaks_off_is_read_up_to_there(directory: Directory) -> None:
+    """What does not decode is told as unread, beside what did."""
+    talk = admitted(directory)
+    packed = gzip.compress(UNFINISHED)
+    talk.say(sh(200, SSE, ("content-encoding", "gzip")), sb(packed[:-8]), sb(b"\xff" * 8, eos=True))
+    assert talk.outcome.metered is not None
+    assert talk.outcome.metered.texts == ("Hello 你好",)
+    assert talk.outcome.metered.unread == 1
 
 
 def test_an_encoding_that_changes_nothing_is_read(directory: Directory) -> None:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterable
 
 import pytest
@@ -9,7 +10,9 @@ import pytest
 from envoy_tokenpools.core.pool import ServiceClass
 from envoy_tokenpools.errors import RequestError
 from envoy_tokenpools.extproc import replies
+from envoy_tokenpools.extproc.requesting import ADMIT_BODY
 from envoy_tokenpools.gate.directory import Directory
+from envoy_tokenpools.gate.order import fingerprint_of
 from envoy_tokenpools.observer import Decided
 from envoy_tokenpools.observer import Outcome as Decision
 from envoy_tokenpools.openai.answers import Answer
@@ -119,14 +122,58 @@ def test_a_broken_body_is_a_client_error(directory: Directory, body: bytes) -> N
     assert (talk.orders, talk.settled) == ([], [])
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "zstd", "br", "GZIP", "gzip, gzip", "x" * 5_000])
-def test_an_encoded_body_is_refused_at_the_head(directory: Directory, encoding: str) -> None:
-    """415 before any of it is read: no bomb is ever unpacked."""
+@pytest.mark.parametrize(
+    "encoding", ["compress", "aws-chunked", "gzip, gzip, gzip", "x" * 5_000, "gzip;q=1"]
+)
+def test_an_unknown_encoding_is_refused_at_the_head(directory: Directory, encoding: str) -> None:
+    """415 before any of it is read."""
     talk = Conversation.begin(directory)
     head = post_rh(CHAT, ("content-encoding", encoding))
     assert refusal(talk, [head]) == (415, "unsupported_content_encoding")
     talk.say(rb(gzip.compress(HI)))
     assert talk.orders == []
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "status", "code"),
+    [
+        ("gzip", gzip.compress(HI)[:-9], 400, "invalid_content_encoding"),
+        ("gzip", HI, 400, "invalid_content_encoding"),
+        ("gzip", gzip.compress(HI) + b"more", 400, "invalid_content_encoding"),
+        ("gzip", gzip.compress(b"[]"), 400, "invalid_json"),
+        ("gzip", gzip.compress(b"\0" * 50_000_000), 413, "request_too_large"),
+        ("gzip, gzip", gzip.compress(gzip.compress(b"\0" * 50_000_000)), 413, "request_too_large"),
+    ],
+    ids=["truncated", "plain", "with more behind it", "no object", "bomb", "bomb in a bomb"],
+)
+def test_a_body_that_does_not_decode_is_refused(
+    directory: Directory, encoding: str, body: bytes, status: int, code: str
+) -> None:
+    """Truncated, damaged, or far larger than it looks: memory is bounded by the limit of a body."""
+    talk = Conversation.begin(directory)
+    head = post_rh(CHAT, ("content-encoding", encoding))
+    assert refusal(talk, [head, rb(body)]) == (status, code)
+    assert talk.orders == []
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body"),
+    [
+        ("gzip", gzip.compress(HI)),
+        ("X-GZIP", gzip.compress(HI)),
+        ("gzip, gzip", gzip.compress(gzip.compress(HI))),
+        ("deflate", zlib.compress(HI)),
+    ],
+)
+def test_an_encoded_body_is_read_and_goes_on_as_it_was(
+    directory: Directory, encoding: str, body: bytes
+) -> None:
+    """Counted by what it says, known by what it says, forwarded byte for byte with its header."""
+    talk = Conversation.begin(directory)
+    *_, reply = talk.say(post_rh(CHAT, ("content-encoding", encoding)), rb(body))
+    (order,) = talk.orders
+    assert order.fingerprint == fingerprint_of(HI)
+    assert bytes(reply) == ADMIT_BODY
 
 
 def test_a_body_encoded_as_it_is_is_read(directory: Directory) -> None:
@@ -275,6 +322,7 @@ def test_a_body_without_a_head_is_told_what_to_configure(directory: Directory) -
     status, headers, body = immediate_of(reply)
     assert (status, headers["x-tokenpools-reason"]) == (503, "filter_misconfigured")
     assert "request_attributes" in body["error"]["message"]
+    assert talk.told == [Decided(Decision.REJECTED, reason="filter_misconfigured")]
     assert talk.orders == []
 
 

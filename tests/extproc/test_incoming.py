@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from envoy_tokenpools.clock import SystemClock
 from envoy_tokenpools.config import credential_digest
 from envoy_tokenpools.errors import RequestError
 from envoy_tokenpools.extproc.incoming import (
@@ -14,7 +15,7 @@ from envoy_tokenpools.extproc.incoming import (
     head_from_headers,
 )
 from envoy_tokenpools.extproc.wire import Attributes, HttpHeaders, parse_request
-from envoy_tokenpools.openai.request import Endpoint
+from envoy_tokenpools.openai.endpoint import Endpoint
 from tests.support.extproc import CHAT, Message, attributes, head_attributes, rh
 
 POST = ((":method", "POST"), (":path", CHAT))
@@ -50,7 +51,9 @@ def texts(**values: str) -> Attributes:
         ("POST", "/v1/%63ompletions", Endpoint.COMPLETIONS),
         ("POST", "/v1/embeddings", Endpoint.EMBEDDINGS),
         ("POST", "/v1/responses", Endpoint.RESPONSES),
-        ("POST", "/v1/audio/transcriptions", None),
+        ("POST", "/v1/audio/transcriptions", Endpoint.TRANSCRIPTIONS),
+        ("POST", "/v1/messages", Endpoint.MESSAGES),
+        ("POST", "/v1/files", None),
         ("POST", "", None),
         ("GET", "/v1/models", None),
         ("GET", "/v1/chat/completions", None),
@@ -68,7 +71,15 @@ def test_only_a_post_to_a_known_path_is_metered(
 
 def test_a_message_without_headers_is_metered_by_nobody() -> None:
     """Envoy's `forward_rules` kept even the path from us."""
-    assert head_from_headers(HttpHeaders()) == Head(None, None, None, "", is_retry=False)
+    assert head_from_headers(HttpHeaders()) == Head(
+        endpoint=None,
+        is_post=False,
+        credential=None,
+        principals=(),
+        content_length=None,
+        content_encoding="",
+        is_retry=False,
+    )
 
 
 # Who asks
@@ -138,6 +149,46 @@ def test_duplicates_of_a_request_that_is_not_ours_are_not_ours_to_judge() -> Non
     """A GET with two keys passes as it came."""
     twice = (("api-key", "a"), ("api-key", "b"))
     assert head_of((":method", "GET"), (":path", CHAT), *twice).endpoint is None
+
+
+CERTIFICATE = "x-forwarded-client-cert"
+
+
+@pytest.mark.parametrize(
+    ("value", "principals"),
+    [
+        ("URI=spiffe://cluster/ns/a/sa/b", ("spiffe://cluster/ns/a/sa/b",)),
+        (
+            "Hash=ab12;URI=spiffe://a;DNS=a.example;DNS=b.example",
+            ("spiffe://a", "a.example", "b.example"),
+        ),
+        ('By=spiffe://me;Subject="CN=a,O=\\"x\\";y";URI=u', ('CN=a,O="x";y', "u")),
+        ("By=spiffe://me;Hash=ab12", ()),
+        ("URI=https://x/?a=b", ("https://x/?a=b",)),
+        ("", ()),
+        # Of two certificates, somebody before Envoy wrote one.
+        ("URI=spiffe://vip,URI=spiffe://low", ()),
+        ("URI=spiffe://low,", ()),
+        ('URI="spiffe://vip"x;URI=low', ()),
+        ("nonsense", ()),
+        ("=;URI=u", ()),
+        ("URI=u;;URI=v", ()),
+        ('Subject="CN=a', ()),
+        ("URI=u; URI=v", ()),
+    ],
+)
+def test_the_names_of_a_certificate(value: str, principals: tuple[str, ...]) -> None:
+    """Those of the one that Envoy verified; of a header that is not simply one, none."""
+    assert head((CERTIFICATE, value)).principals == principals
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("value", ["a" * 60_000, 'a="' * 20_000, "a=\\" * 20_000, '"' * 60_000])
+def test_a_header_full_of_nonsense_costs_no_time(value: str) -> None:
+    """Each place is looked at once."""
+    started_us = SystemClock().now_us()
+    assert head((CERTIFICATE, value)).principals == ()
+    assert SystemClock().now_us() - started_us < 1_000_000
 
 
 # Numbers and encodings
@@ -217,6 +268,7 @@ def test_attributes_tell_the_same_as_headers() -> None:
         "content-encoding": "gzip",
         "content-length": "71",
         "x-api-key": "sk-3",
+        "x-forwarded-client-cert": "URI=spiffe://a",
         "x-stainless-retry-count": "2",
     }
     from_attributes = head_from_attributes(

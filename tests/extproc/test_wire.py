@@ -1,5 +1,6 @@
 """The narrow messages read the same from the same bytes as Envoy's full types."""
 
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -146,6 +147,8 @@ def test_every_message_reads_as_the_full_type_does(full: Message) -> None:
         kind for kind in KINDS if getattr(full, kind) is not None
     ]
     assert narrow.observability_mode == full.observability_mode
+    metadata = full.metadata_context
+    assert narrow.metadata_context == (b"" if metadata is None else bytes(metadata))
     for kind in ("request_body", "response_body"):
         body, full_body = getattr(narrow, kind), getattr(full, kind)
         if full_body is not None:
@@ -204,6 +207,52 @@ def test_headers_that_were_not_sent_are_none() -> None:
     """A headers message without a map, as with every header kept from us by `forward_rules`."""
     assert wire.headers_of(wire.HttpHeaders(), WANTED) == []
     assert wire.headers_of(wire.HttpHeaders.parse(bytes(ext_proc.HttpHeaders())), WANTED) == []
+
+
+FIELD_99 = b"\x9a\x06\x01x"
+FIELD_15 = b"\x7a\x01x"
+NUMBER_15 = b"\x78\xac\x02"
+
+
+@pytest.mark.parametrize("unknown", [FIELD_99, FIELD_15, NUMBER_15])
+def test_fields_of_a_newer_envoy_are_passed_over(unknown: bytes) -> None:
+    """Wherever they stand."""
+    header = core.HeaderValue(key="api-key", raw_value=b"k")
+    entry = bytes(core.HeaderMap(headers=[header]))
+    headers = _field(1, entry + unknown) + b"\x18\x01" + unknown
+    body = _field(1, b"hello") + b"\x10\x01" + unknown
+    protocol = b"\x08\x02\x10\x01" + unknown
+    for kind, payload in (("request_headers", headers), ("request_body", body)):
+        number = numbers(Message)[kind]
+        data = _field(number, payload) + _field(11, protocol) + unknown
+        narrow = wire.parse_request(data)
+        assert narrow.protocol_config is not None
+        assert narrow.protocol_config.request_body_mode == wire.BUFFERED
+        if narrow.request_headers is not None:
+            assert narrow.request_headers.end_of_stream
+            assert wire.headers_of(narrow.request_headers, WANTED) == [(b"api-key", b"k")]
+        else:
+            assert narrow.request_body is not None
+            assert (narrow.request_body.body, narrow.request_body.end_of_stream) == (b"hello", True)
+
+
+def _field(number: int, payload: bytes) -> bytes:
+    assert len(payload) < 128
+    return bytes((number << 3 | 2, len(payload))) + payload
+
+
+@settings(deadline=None)
+@given(messages(), st.data())
+def test_the_fast_reading_is_the_general_one(full: Message, data: st.DataObject) -> None:
+    """Where it does not give up; and a message cut anywhere is never half of one to it."""
+    whole = bytes(full)
+    try:
+        assert wire._read_request(whole) == wire.ProcessingRequest.parse(whole)
+    except wire._UnusualError:
+        assert wire.parse_request(whole) == wire.ProcessingRequest.parse(whole)
+    cut = whole[: data.draw(st.integers(0, len(whole)))]
+    with contextlib.suppress(wire._UnusualError, IndexError):
+        assert wire._read_request(cut) == wire.ProcessingRequest.parse(cut)
 
 
 def test_an_empty_message_still_has_its_kind() -> None:

@@ -26,7 +26,7 @@ from envoy_tokenpools.openai.usage import Usage
 from envoy_tokenpools.store.base import Store
 from envoy_tokenpools.store.memory import MemoryStore
 from tests.support.extproc import chat
-from tests.support.gate import DistantStore, GateDesk, by_ids, configured, metered
+from tests.support.gate import DistantStore, GateDesk, by_ids, metered
 from tests.support.pools import KV_BYTES_PER_TOKEN, amount, entitlement, pool
 
 SPOT = entitlement("a", ServiceClass.SPOT)
@@ -266,6 +266,31 @@ async def test_pictures_and_sounds_cost_what_is_configured() -> None:
     assert rich.raw_prompt_tokens == plain.raw_prompt_tokens
 
 
+async def test_what_is_read_with_every_document_counts_that_often() -> None:
+    """The query of a reranking, three words with each of two documents of four words in all."""
+    desk = await GateDesk.open(small())
+    body = {"model": "m", "query": "one two three", "documents": ["a", "b c d"]}
+    admitted = await desk.ask(json.dumps(body).encode(), endpoint=Endpoint.RERANK)
+    assert isinstance(admitted, Admitted)
+    facts = admitted.order.facts
+    assert (facts.prompts, facts.shared_texts) == (2, ("one two three",))
+    assert admitted.raw_prompt_tokens - facts.overhead_tokens == 10
+
+
+async def test_work_that_is_no_text_costs_a_flat_amount() -> None:
+    """Each picture that is made, beside the words that ask for it."""
+    desk = await GateDesk.open(replace(small(), flat_tokens=300))
+    body = {"model": "m", "prompt": "a cat", "n": 2}
+    admitted = await desk.ask(json.dumps(body).encode(), endpoint=Endpoint.IMAGES)
+    assert isinstance(admitted, Admitted)
+    words = admitted.raw_prompt_tokens
+    assert admitted.lease.cost.prompt_tokens - words == 600
+    assert admitted.lease.cost.output_tokens == 0
+    live = desk.gate.house.pool(admitted.order.pool)
+    await desk.settle(admitted, metered(Usage(9_000, 0)))
+    assert live.prompt_ratio("m").value == 1.0
+
+
 @pytest.mark.parametrize(
     ("output_estimate", "reserved"), [(OutputEstimate.P95, 10), (OutputEstimate.MAX_TOKENS, 4_000)]
 )
@@ -302,101 +327,3 @@ async def test_names_that_clients_make_up_teach_nothing_new() -> None:
     (report,) = desk.gate.report()
     assert list(report.prompt_ratios) == ["m"]
     assert len(desk.gate.house.pool(admitted.order.pool).outputs) == 1
-
-
-# Cancelled on the way
-
-
-async def test_a_caller_that_leaves_while_counting_leaves_nothing() -> None:
-    """The prompt was large, and the client impatient."""
-    desk = await GateDesk.open(small())
-    desk.counter.held = asyncio.Event()
-    asking = asyncio.create_task(desk.ask(by_ids(10)))
-    await asyncio.sleep(0)
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
-    desk.counter.held.set()
-    assert await desk.total() == InUse()
-    assert desk.observer.decisions == []
-
-
-async def test_a_large_prompt_is_counted_elsewhere() -> None:
-    """And then decided as any other."""
-    desk = await GateDesk.open(small())
-    desk.counter.held = asyncio.Event()
-    asking = asyncio.create_task(desk.ask(json.dumps({"model": "m", "prompt": "a b c"}).encode()))
-    await asyncio.sleep(0)
-    assert not asking.done()
-    desk.counter.held.set()
-    verdict = await asking
-    assert isinstance(verdict, Admitted)
-    assert verdict.raw_prompt_tokens == 3
-
-
-@pytest.mark.parametrize("turns", range(1, 5))
-async def test_a_caller_that_leaves_while_the_store_is_asked_leaves_nothing(turns: int) -> None:
-    """Whether the claim was on its way or its answer was: what was taken is given back."""
-    desk = await GateDesk.open(small(amount(100)), store=DistantStore)
-    asking = asyncio.create_task(desk.ask(by_ids(100)))
-    for _ in range(turns):
-        await asyncio.sleep(0)
-    if not asking.done():
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-    else:
-        verdict = asking.result()
-        assert isinstance(verdict, Admitted)
-        await desk.settle(verdict, metered(Usage(0, 0)))
-    await desk.gate.close()
-    assert await desk.total() == InUse()
-    await desk.admit(by_ids(100))
-
-
-async def test_undoing_that_fails_is_counted() -> None:
-    """The lease then returns by its time to live: nobody renews it."""
-    desk = await GateDesk.open(small(), store=DistantStore)
-    assert isinstance(desk.store, DistantStore)
-    desk.store.failing.add("settle")
-    asking = asyncio.create_task(desk.ask(by_ids(10)))
-    await asyncio.sleep(0)
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
-    await desk.gate.close()
-    assert desk.observer.store_failures == ["settle"]
-    await desk.pass_ms(desk.config.server.lease_ttl_ms)
-    assert await desk.total() == InUse()
-
-
-# Reloads on the way
-
-
-async def test_a_reload_that_removes_the_entitlement_meanwhile_is_an_error() -> None:
-    """404 as for any other who has none."""
-    desk = await GateDesk.open(small())
-    desk.counter.held = asyncio.Event()
-    asking = asyncio.create_task(desk.ask(by_ids(10)))
-    await asyncio.sleep(0)
-    await desk.gate.reload(configured(small(amount(), OTHER)))
-    desk.counter.held.set()
-    with pytest.raises(RequestError) as raised:
-        await asking
-    assert raised.value.status == 404
-    assert await desk.total() == InUse()
-
-
-async def test_a_reload_that_removes_the_pool_meanwhile_decides_by_its_last_terms() -> None:
-    """The request was let in before; its lease is settled in the books of that pool."""
-    desk = await GateDesk.open(small())
-    desk.counter.held = asyncio.Event()
-    asking = asyncio.create_task(desk.ask(by_ids(10)))
-    await asyncio.sleep(0)
-    await desk.gate.reload(configured(replace(small(), name="new", models=("n",))))
-    desk.counter.held.set()
-    verdict = await asking
-    assert isinstance(verdict, Admitted)
-    assert (await desk.total()).in_flight == 1
-    await desk.settle(verdict, metered(Usage(10, 1), "x"))
-    assert await desk.total() == InUse()

@@ -7,14 +7,16 @@ import msgspec
 import pytest
 
 from envoy_tokenpools.core.admission import Balance, Reason, Refusal, Resource
-from envoy_tokenpools.core.ledger import NEVER_MS
-from envoy_tokenpools.core.pool import EntitlementState, ServiceClass
+from envoy_tokenpools.core.judging import NEVER_MS
+from envoy_tokenpools.core.pool import Entitlement, EntitlementState, ServiceClass
 from envoy_tokenpools.gate import answering
+from envoy_tokenpools.gate.order import Order
 from envoy_tokenpools.openai.answers import Answer
+from envoy_tokenpools.openai.endpoint import Endpoint
+from tests.support.gate import configured, order_for
 from tests.support.pools import amount, entitlement, pool
 
 OWNER = entitlement("batch", ServiceClass.SPOT)
-POOL = pool(amount(1_000), OWNER)
 BALANCE = Balance(
     limit_tokens=10_000,
     remaining_tokens=120,
@@ -33,7 +35,15 @@ def refused(
 ) -> Answer:
     """The answer to a request for 300 of which 120 are there."""
     refusal = Refusal(reason, resource, 300, 120, retry_after_ms)
-    return answering.shed(refusal, BALANCE, POOL, OWNER, jitter)
+    return answering.shed(refusal, BALANCE, order(), jitter)
+
+
+def order(owner: Entitlement = OWNER, endpoint: Endpoint = Endpoint.COMPLETIONS) -> Order:
+    """What was asked."""
+    config = configured(pool(amount(1_000), owner))
+    messages = [{"role": "user", "content": "hi"}]
+    body = {"model": "m", "prompt": "hi", "messages": messages, "max_tokens": 4}
+    return order_for(config, msgspec.json.encode(body), owner.name, endpoint=endpoint)
 
 
 def message_of(answer: Answer) -> str:
@@ -127,7 +137,7 @@ def test_a_refusal_carries_the_rate_limits() -> None:
 @pytest.mark.parametrize("state", [EntitlementState.PENDING, EntitlementState.EXPIRED])
 def test_an_entitlement_without_capacity_is_unavailable(state: EntitlementState) -> None:
     """503 that names the state; when it changes nobody knows."""
-    answer = answering.not_served(POOL, replace(OWNER, state=state))
+    answer = answering.not_served(order(replace(OWNER, state=state)))
     headers = dict(answer.headers)
     assert answer.status == 503
     assert headers["x-tokenpools-reason"] == f"entitlement_{state.value.lower()}"
@@ -137,7 +147,22 @@ def test_an_entitlement_without_capacity_is_unavailable(state: EntitlementState)
 
 def test_a_store_that_is_away_is_unavailable_for_a_second() -> None:
     """503, to be tried again soon."""
-    answer = answering.store_away(POOL)
+    answer = answering.store_away(order())
     headers = dict(answer.headers)
     assert (answer.status, headers["retry-after"]) == (503, "1")
     assert headers["x-tokenpools-reason"] == "store_unavailable"
+
+
+def test_answers_follow_the_dialect_of_their_endpoint() -> None:
+    """Anthropic's clients read another shape, for every answer of ours."""
+    asked = order(endpoint=Endpoint.MESSAGES)
+    refusal = Refusal(Reason.POOL_CONTENDED, Resource.TOKENS, 300, 120, 1_500)
+    for answer, kind in (
+        (answering.shed(refusal, BALANCE, asked, 0.0), "rate_limit_error"),
+        (answering.not_served(asked), "overloaded_error"),
+        (answering.store_away(asked), "overloaded_error"),
+    ):
+        body = msgspec.json.decode(answer.body)
+        assert body["type"] == "error"
+        assert body["error"]["type"] == kind
+        assert "'pool'" in body["error"]["message"]

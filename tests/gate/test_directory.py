@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from envoy_tokenpools.config import EntitlementRef
+from envoy_tokenpools.config import ClaimSource, EntitlementRef, Trusted, trusted_digest
 from envoy_tokenpools.core.pool import Pool, ServiceClass
 from envoy_tokenpools.errors import RequestError
 from envoy_tokenpools.gate.directory import Directory
@@ -105,3 +105,50 @@ def test_the_default_pool_is_for_those_entitled_to_it(model: str | None) -> None
     with pytest.raises(RequestError) as raised:
         directory.resolve(directory.identify("key-b"), model)
     assert raised.value.status == 404
+
+
+def test_a_model_that_is_not_read_leads_to_the_only_pool() -> None:
+    """The caller's own; whoever has several needs the default one among them."""
+    directory = Directory(configured(SMALL, LARGE))
+    assert directory.resolve_alone(directory.identify("key-b"))[0].name == "small"
+    with pytest.raises(RequestError) as raised:
+        directory.resolve_alone(directory.identify("key-a"))
+    assert (raised.value.status, raised.value.code) == (404, "model_not_found")
+    for name in ("small", "large"):
+        directory = Directory(configured(SMALL, LARGE, default_pool=name))
+        one, owner = directory.resolve_alone(directory.identify("key-a"))
+        assert (one.name, owner.name) == (name, "a")
+    elsewhere = Directory(configured(SMALL, LARGE, named("third", "t"), default_pool="third"))
+    assert elsewhere.resolve_alone(elsewhere.identify("key-b"))[0].name == "small"
+
+
+def test_the_first_identity_that_is_known_decides() -> None:
+    """A claim, then the names of a certificate in their order, then the key, then nobody in particular."""
+    config = configured(SMALL)
+    refs = {
+        trusted_digest(Trusted.CLAIM, "tenant"): "a",
+        trusted_digest(Trusted.PRINCIPAL, "spiffe://b"): "b",
+        trusted_digest(Trusted.ANONYMOUS, ""): "b",
+    }
+    keys = {digest: (EntitlementRef("small", name),) for digest, name in refs.items()}
+    directory = Directory(replace(config, keys={**config.keys, **keys}))
+
+    def who(
+        credential: str | None = None, claim: str | None = None, principals: tuple[str, ...] = ()
+    ) -> str:
+        (right,) = directory.identify(credential, claim=claim, principals=principals)
+        return right.entitlement
+
+    assert who("key-b", "tenant", ("spiffe://b",)) == "a"
+    assert who("key-a", "unknown", ("spiffe://x", "spiffe://b")) == "b"
+    assert who("key-a", "unknown", ("spiffe://x",)) == "a"
+    assert who(claim="", principals=("",)) == "b"
+    with pytest.raises(RequestError):
+        who("unknown", "unknown", ("unknown",))
+
+
+def test_where_claims_are_found_is_the_configurations() -> None:
+    """Or nowhere."""
+    source = ClaimSource("namespace", ("tenant",))
+    assert Directory(replace(configured(SMALL), claim=source)).claim is source
+    assert Directory(configured(SMALL)).claim is None

@@ -128,6 +128,14 @@ def with_protocol(message: Message, request: BodyMode, response: BodyMode) -> Me
     return message
 
 
+def verified(message: Message, namespace: str, **claims: Value) -> Message:
+    """The same with what an earlier filter verified, in its metadata."""
+    metadata = {"other.filter": Struct(fields={"x": Value(bool_value=True)})}
+    metadata[namespace] = Struct(fields=claims)
+    message.metadata_context = core.Metadata(filter_metadata=metadata)
+    return message
+
+
 def observed(message: Message) -> Message:
     """The same in observability mode."""
     message.observability_mode = True
@@ -155,6 +163,28 @@ def kind_of(message: Message | Response) -> str:
     group = "request" if isinstance(message, Message) else "response"
     name, _ = betterproto2.which_one_of(message, group)
     return name
+
+
+def request_change(response: Response) -> tuple[bytes | None, dict[str, bytes], list[str]]:
+    """Of a reply to a request body: the new body, headers that are set and removed."""
+    assert response.request_body is not None
+    common = response.request_body.response
+    assert common is not None
+    mutation = common.header_mutation or ext_proc.HeaderMutation()
+    options = [option.header for option in mutation.set_headers if option.header is not None]
+    headers = {header.key: header.raw_value for header in options}
+    body = common.body_mutation.body if common.body_mutation is not None else None
+    return body, headers, list(mutation.remove_headers)
+
+
+def passed_on(sent: bytes, response: Response) -> bytes:
+    """What the client gets of a piece of the response body that was answered like this."""
+    assert response.response_body is not None
+    common = response.response_body.response
+    assert common is not None
+    if common.body_mutation is None:
+        return sent
+    return b"" if common.body_mutation.clear_body else common.body_mutation.body or b""
 
 
 def immediate_of(response: Response) -> tuple[int, dict[str, str], Any]:
@@ -211,10 +241,21 @@ class Conversation:
 
     @classmethod
     def begin(
-        cls, directory: Directory, judge: Judge = admit, max_body_bytes: int = 1_000_000
+        cls,
+        directory: Directory,
+        judge: Judge = admit,
+        max_body_bytes: int = 1_000_000,
+        path_prefix: str = "",
+        *,
+        rejects_unknown_endpoints: bool = False,
     ) -> "Conversation":
         """A conversation about a new request."""
-        return cls(Exchange(directory, ServerSettings(max_body_bytes=max_body_bytes)), judge)
+        settings = ServerSettings(
+            max_body_bytes=max_body_bytes,
+            path_prefix=path_prefix,
+            rejects_unknown_endpoints=rejects_unknown_endpoints,
+        )
+        return cls(Exchange(directory, settings), judge)
 
     def say(self, *messages: Message) -> list[Response]:
         """Send these messages; the replies to them."""
