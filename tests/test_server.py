@@ -18,6 +18,7 @@ from envoy_tokenpools.config import Config, ServerSettings
 from envoy_tokenpools.core.pool import ServiceClass
 from envoy_tokenpools.errors import ConfigError
 from envoy_tokenpools.extproc.service import SERVICE
+from envoy_tokenpools.gate.order import Outcome
 from envoy_tokenpools.server import FilterServer, Listen
 from envoy_tokenpools.tokenizer import VOCABULARY_NAMES, Vocabulary, load_vocabularies
 from tests.support.extproc import (
@@ -207,6 +208,30 @@ async def test_a_stop_settles_what_did_not_end_in_time(drain_ms: int) -> None:
     assert endings(server) == {"truncated": 5}
     assert (await server._store.snapshot("pool")).total.in_flight == 0
     assert server._service.open_streams == 0
+
+
+async def test_a_stop_waits_for_settlements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long they take: the store is closed after the last of them."""
+    server = FilterServer(config(drain_ms=0), ANYWHERE)
+    await server.start()
+    settle, close, order = server.gate.settle, server._store.close, []
+
+    async def slow(outcome: Outcome) -> None:
+        for _ in range(10_000):
+            await asyncio.sleep(0)
+        await settle(outcome)
+        order.append("settled")
+
+    async def closed() -> None:
+        await close()
+        order.append("closed")
+
+    monkeypatch.setattr(server.gate, "settle", slow)
+    monkeypatch.setattr(server._store, "close", closed)
+    async with connected(server) as channel:
+        await say(stream(channel), post_rh(), rb(chat(stream=True)))
+        await asyncio.wait_for(server.stop(), WITHIN_S)
+    assert order == ["settled", "closed"]
 
 
 async def test_a_health_watcher_does_not_hold_up_a_stop() -> None:

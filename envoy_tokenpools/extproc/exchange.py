@@ -17,7 +17,8 @@ Rules:
 1. A message gets exactly one reply of its own kind, in its turn; none in observability mode. The reply is the last of
    its actions: sending may be cancelled, and what must happen must have happened by then.
 2. `Settle` is emitted once for each `admitted`, whatever comes or does not come after it.
-3. Nothing is admitted before the whole body was read; an exchange that ends before that held nothing.
+3. Nothing is admitted before the whole body was read; an exchange that ends before that held nothing. The one exception
+   is a body that the route keeps from us: its request is admitted with its answer, at the flat amount.
 """
 
 import enum
@@ -144,6 +145,7 @@ class Exchange:
         self._order: Order | None = None
         self._change = NO_CHANGE
         self._admit_reply: Actions = ()
+        self._unseen: HttpHeaders | None = None
         self._admitted: Admitted | None = None
         self._response = Response(withholds_usage=False)
         self._first_token_seen = False
@@ -158,25 +160,29 @@ class Exchange:
             actions = self._dispatch(message, now_us)
         except RequestError as error:
             actions = self.rejected(error)
-        if self._observes:
-            return tuple(action for action in actions if not isinstance(action, Reply))
-        return actions
+        return self._said(actions)
 
     def admitted(self, verdict: Admitted) -> Actions:
         """The gate admitted the order: let the request go on."""
         self._phase = Phase.ADMITTED
         self._admitted = verdict
         self._response = Response(withholds_usage=self._change.asks_usage and not self._observes)
+        if self._unseen is not None:
+            return self._said(self._response_headers(self._unseen))
         return () if self._observes else self._admit_reply
 
     def refused(self, answer: Answer) -> Actions:
         """The gate refused the order: answer the client."""
+        if self._unseen is not None:
+            return self._said(self._pass_unseen())
         self._phase = Phase.ANSWERED
         self._body.clear()
         return () if self._observes else (Reply(replies.immediate(answer)),)
 
     def rejected(self, error: RequestError) -> Actions:
         """The request cannot be served, whatever the load: answer the client, and tell."""
+        if self._unseen is not None:
+            return self._said(self._pass_unseen())
         order = self._order
         event = Decided(
             Decision.REJECTED,
@@ -196,6 +202,12 @@ class Exchange:
         How it was closed says little (a good end often looks like a cancellation), so that what was seen decides.
         """
         return self._settle(Ending.TRUNCATED if shutting_down else Ending.CLIENT_GONE)
+
+    def _said(self, actions: Actions) -> Actions:
+        """The same, without replies where Envoy only lets us observe."""
+        if self._observes:
+            return tuple(action for action in actions if not isinstance(action, Reply))
+        return actions
 
     def _dispatch(self, message: ProcessingRequest, now_us: int) -> Actions:
         actions: Actions = ()
@@ -304,7 +316,8 @@ class Exchange:
         return self._ask(order, (admit_reply,))
 
     def _ask(self, order: Order, admit_reply: Actions) -> Actions:
-        self._order = replace(order, enforce=False) if self._observes else order
+        too_late = self._observes or self._unseen is not None
+        self._order = replace(order, enforce=False) if too_late else order
         self._admit_reply = admit_reply
         self._phase = Phase.DECIDING
         return (Admit(self._order),)
@@ -313,17 +326,12 @@ class Exchange:
 
     def _response_headers(self, message: HttpHeaders) -> Actions:
         if self._phase is Phase.COLLECTING:
-            # The request went upstream without its body ever having been shown to us.
-            self._phase = Phase.PASSING
-            return (_BODY_NOT_SENT, *_RESPONSE_HEADERS)
+            return self._admit_unseen(message)
         if self._phase is not Phase.ADMITTED or self._admitted is None:
             return _RESPONSE_HEADERS
-        headers = {
-            name: value.decode("latin-1") for name, value in headers_of(message, RESPONSE_HEADERS)
-        }
-        status = headers.get(b":status", "")
+        headers = _decoded(message)
         self._response.begin(
-            int(status) if status.isdigit() else 0,
+            _status_of(headers),
             headers.get(b"content-type", ""),
             headers.get(b"content-encoding", ""),
         )
@@ -333,6 +341,23 @@ class Exchange:
         if message.end_of_stream:
             return (*self._settle(Ending.COMPLETED), reply)
         return (reply,)
+
+    def _admit_unseen(self, message: HttpHeaders) -> Actions:
+        """
+        The request went upstream without its body ever having been shown to us.
+
+        It cannot be refused any more, and costs the flat amount unless its answer reports usage. An error costs nothing:
+        mostly it is Envoy's own, for a body that it would not take.
+        """
+        head = self._head
+        self._unseen = message
+        if head is None or head.endpoint is None or _status_of(_decoded(message)) >= 400:
+            return self._pass_unseen()
+        return self._decide_unread(head, head.endpoint, *_RESPONSE_HEADERS)
+
+    def _pass_unseen(self) -> Actions:
+        self._phase = Phase.PASSING
+        return (_BODY_NOT_SENT, *_RESPONSE_HEADERS)
 
     def _response_body(self, message: HttpBody, whole: ProcessingRequest, now_us: int) -> Actions:
         if self._phase is not Phase.ADMITTED or self._admitted is None:
@@ -377,6 +402,16 @@ class Exchange:
 
 
 _MISCONFIGURATION = Tell(Decided(Decision.REJECTED, reason="filter_misconfigured"))
+def _decoded(message: HttpHeaders) -> dict[bytes, str]:
+    """The response headers that are looked at."""
+    return {name: value.decode("latin-1") for name, value in headers_of(message, RESPONSE_HEADERS)}
+
+
+def _status_of(headers: dict[bytes, str]) -> int:
+    status = headers.get(b":status", "")
+    return int(status) if status.isdigit() else 0
+
+
 _MISCONFIGURED = unavailable_answer(
     reason="filter_misconfigured",
     message="Envoy sends this filter neither request headers nor the attribute request.path: "

@@ -113,8 +113,10 @@ class Housekeeper:
                     pool.capacity, now_ms=now_ms, per_second=pool.ramp_per_second
                 )
             live.pool = pool
+            live.tick_due_ms = min(live.tick_due_ms, now_ms + pool.tick_ms)
             live.tick = first_tick(pool, live.ramp.usable(now_ms), live.tick.standings)
         self._config = config
+        self._renew_due_ms = now_ms  # leases taken from now on may live shorter
         await self._publish_all()
 
     async def refresh(self) -> None:

@@ -35,8 +35,8 @@ MAX_OUTPUT_TOKENS = 2**31 - 1
 MAX_SEQUENCES = 16_384
 """Largest `n` or `best_of`: vLLM's bound. OpenAI's is 128, and no pool holds as many anyway."""
 
-MAX_MODEL_CHARS = 256
-"""Longest model name; the longest on public hubs are under 130."""
+MAX_MODEL_CHARS = 16_384
+"""Longest model name; those on public hubs are under 130. Up to here, a name that no pool has is told as such."""
 
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _LIMITS_OF_GENERATE = (*_LIMITS, "max_new_tokens")

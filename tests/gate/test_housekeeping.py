@@ -236,6 +236,20 @@ async def test_lost_capacity_counts_at_once_and_returns_slowly() -> None:
         desk.clock.advance(1_000)
 
 
+async def test_shorter_lives_and_ticks_count_from_the_reload_on() -> None:
+    """Not only when the next renewal or tick of the old length is due."""
+    slow = replace(POOL, tick_ms=30_000)
+    desk = await GateDesk.open(slow, server=ServerSettings(lease_ttl_ms=3_600_000))
+    await desk.pass_ms(0)
+    short = ServerSettings(lease_ttl_ms=5_000)
+    await desk.gate.reload(configured(replace(POOL, tick_ms=1_000), server=short))
+    await desk.admit(by_ids(100))
+    for _ in range(6):
+        await desk.pass_ms(1_000)
+    assert (await desk.total()).in_flight == 1
+    assert tick_of(desk).number == 6
+
+
 async def test_a_reload_adds_and_removes_pools() -> None:
     """The new one serves at once; leases of the old one are settled in its books."""
     desk = await GateDesk.open(POOL)
