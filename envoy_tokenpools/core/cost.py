@@ -2,6 +2,7 @@
 What one request needs, estimated before it runs, and what is learned from those that ran.
 """
 
+from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -136,20 +137,23 @@ def _too_long(asked: str, room: int, param: str) -> RequestError:
 class OutputHistory:
     """The outputs that one entitlement really generated with one model, per sequence."""
 
-    _recent: deque[int] = field(default_factory=lambda: deque(maxlen=OUTPUT_SAMPLES))
-    _p95: int | None = None
+    _recent: deque[int] = field(default_factory=deque)
+    _ordered: list[int] = field(default_factory=list)
 
     def add(self, tokens_per_sequence: int) -> None:
         """Remember the output of a completed request."""
+        if len(self._recent) == OUTPUT_SAMPLES:
+            del self._ordered[bisect_left(self._ordered, self._recent.popleft())]
         self._recent.append(tokens_per_sequence)
-        if len(self._recent) >= MIN_OUTPUT_SAMPLES:
-            ordered = sorted(self._recent)
-            self._p95 = max(1, ordered[min(len(ordered) - 1, len(ordered) * 95 // 100)])
+        insort(self._ordered, tokens_per_sequence)
 
     @property
     def p95(self) -> int | None:
         """The 95th percentile of recent outputs, at least 1; None while too few are known."""
-        return self._p95
+        known = len(self._ordered)
+        if known < MIN_OUTPUT_SAMPLES:
+            return None
+        return max(1, self._ordered[min(known - 1, known * 95 // 100)])
 
 
 @dataclass(slots=True)
