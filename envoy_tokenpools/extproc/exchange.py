@@ -36,7 +36,7 @@ from envoy_tokenpools.extproc.requesting import (
     admit_body,
     change_for,
 )
-from envoy_tokenpools.extproc.responding import Response
+from envoy_tokenpools.extproc.responding import Response, response_head
 from envoy_tokenpools.extproc.wire import (
     BUFFERED,
     NONE,
@@ -45,7 +45,6 @@ from envoy_tokenpools.extproc.wire import (
     HttpHeaders,
     ProcessingRequest,
     attributes_of,
-    headers_of,
     metadata_text,
 )
 from envoy_tokenpools.gate.answering import rate_limits
@@ -61,9 +60,6 @@ from envoy_tokenpools.openai.answers import (
 )
 from envoy_tokenpools.openai.endpoint import Dialect, Endpoint
 from envoy_tokenpools.openai.request import RequestFacts, facts_without_body, parse_request
-
-RESPONSE_HEADERS = frozenset((b":status", b"content-encoding", b"content-type"))
-"""Response headers that are decoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +159,16 @@ class Exchange:
         return self._said(actions)
 
     def admitted(self, verdict: Admitted) -> Actions:
-        """The gate admitted the order: let the request go on."""
+        """The gate admitted the order: let the request go on, and keep nothing of its body while it is answered."""
         self._phase = Phase.ADMITTED
-        self._admitted = verdict
+        facts = replace(verdict.order.facts, texts=(), shared_texts=())
+        self._admitted = replace(verdict, order=replace(verdict.order, facts=facts))
         self._response = Response(withholds_usage=self._change.asks_usage and not self._observes)
+        admit_reply, self._admit_reply = self._admit_reply, ()
+        self._order, self._change = None, NO_CHANGE
         if self._unseen is not None:
             return self._said(self._response_headers(self._unseen))
-        return () if self._observes else self._admit_reply
+        return () if self._observes else admit_reply
 
     def refused(self, answer: Answer) -> Actions:
         """The gate refused the order: answer the client."""
@@ -329,12 +328,7 @@ class Exchange:
             return self._admit_unseen(message)
         if self._phase is not Phase.ADMITTED or self._admitted is None:
             return _RESPONSE_HEADERS
-        headers = _decoded(message)
-        self._response.begin(
-            _status_of(headers),
-            headers.get(b"content-type", ""),
-            headers.get(b"content-encoding", ""),
-        )
+        self._response.begin(*response_head(message))
         limits = rate_limits(self._admitted.balance, self._admitted.order.pool)
         removed = ("content-length",) if self._response.changes_body else ()
         reply = Reply(replies.response_headers_with(rate_limit_headers(limits), removed))
@@ -346,12 +340,12 @@ class Exchange:
         """
         The request went upstream without its body ever having been shown to us.
 
-        It cannot be refused any more, and costs the flat amount unless its answer reports usage. An error costs nothing:
-        mostly it is Envoy's own, for a body that it would not take.
+        It cannot be refused any more, and costs the flat amount unless its answer reports usage. An error costs
+        nothing: mostly it is Envoy's own, for a body that it would not take.
         """
         head = self._head
         self._unseen = message
-        if head is None or head.endpoint is None or _status_of(_decoded(message)) >= 400:
+        if head is None or head.endpoint is None or response_head(message).status >= 400:
             return self._pass_unseen()
         return self._decide_unread(head, head.endpoint, *_RESPONSE_HEADERS)
 
@@ -402,16 +396,6 @@ class Exchange:
 
 
 _MISCONFIGURATION = Tell(Decided(Decision.REJECTED, reason="filter_misconfigured"))
-def _decoded(message: HttpHeaders) -> dict[bytes, str]:
-    """The response headers that are looked at."""
-    return {name: value.decode("latin-1") for name, value in headers_of(message, RESPONSE_HEADERS)}
-
-
-def _status_of(headers: dict[bytes, str]) -> int:
-    status = headers.get(b":status", "")
-    return int(status) if status.isdigit() else 0
-
-
 _MISCONFIGURED = unavailable_answer(
     reason="filter_misconfigured",
     message="Envoy sends this filter neither request headers nor the attribute request.path: "

@@ -3,7 +3,9 @@ The response side of an exchange: what the backend answers, read as it passes.
 """
 
 from dataclasses import replace
+from typing import NamedTuple
 
+from envoy_tokenpools.extproc.wire import HttpHeaders, headers_of
 from envoy_tokenpools.observer import Ending
 from envoy_tokenpools.openai.encoding import (
     BodyDecoder,
@@ -16,6 +18,29 @@ from envoy_tokenpools.openai.withhold import UsageChunkRemover
 
 MAX_DECODED_BYTES = 32 * 1024 * 1024
 """A response that decodes to more is not read further: no text is that long, and one piece may decode to all of it."""
+
+
+_WANTED = frozenset((b":status", b"content-encoding", b"content-type"))
+"""Response headers that are decoded."""
+
+
+class ResponseHead(NamedTuple):
+    """What the headers of a response say; a status that is no number is 0."""
+
+    status: int
+    content_type: str
+    content_encoding: str
+
+
+def response_head(message: HttpHeaders) -> ResponseHead:
+    """The head from a response headers message."""
+    found = {name: value.decode("latin-1") for name, value in headers_of(message, _WANTED)}
+    status = found.get(b":status", "")
+    return ResponseHead(
+        int(status) if status.isdecimal() else 0,
+        found.get(b"content-type", ""),
+        found.get(b"content-encoding", ""),
+    )
 
 
 class Response:

@@ -5,12 +5,8 @@ from typing import Any
 
 import pytest
 
-from envoy_tokenpools.openai.prompt import TOKENS_PER_MESSAGE, TOKENS_PRIMING_REPLY
-from tests.support.cases import ONE_AT_A_TIME, ROOMY, THOUSAND, running
+from tests.support.cases import FRAME, ONE_AT_A_TIME, ROOMY, THOUSAND, running
 from tests.support.extproc import HI, chat, immediate_of, post_rh, rb
-
-FRAME = TOKENS_PER_MESSAGE + TOKENS_PRIMING_REPLY
-"""What a chat of one message counts beside its content."""
 
 FLAT = 1_024
 """What a picture, and a request that is not text, counts where the pool does not say otherwise."""
@@ -253,7 +249,8 @@ async def test_text_that_spells_a_special_token_is_text(
         stream = await desk.admit(chat(text, max_tokens=1).replace(b'"m"', f'"{model}"'.encode()))
         assert desk.reserved[0] == expected + FRAME
         pieces = [
-            b"data: %b\n\n" % json.dumps({"choices": [{"index": 0, "delta": {"content": part}}]}).encode()
+            b"data: %b\n\n"
+            % json.dumps({"choices": [{"index": 0, "delta": {"content": part}}]}).encode()
             for part in (text[:5], text[5:])
         ]
         await desk.answer(stream, *pieces, b"data: [DONE]\n\n")
@@ -261,7 +258,14 @@ async def test_text_that_spells_a_special_token_is_text(
         await desk.at_rest()
 
 
-NAMES = ["o1", "qwen2.5:1.5b", "azure/gpt4-128k", "davinci:ft-personal:x-2023-05-23", "", "x" * 10_240]
+NAMES = [
+    "o1",
+    "qwen2.5:1.5b",
+    "azure/gpt4-128k",
+    "davinci:ft-personal:x-2023-05-23",
+    "",
+    "x" * 10_240,
+]
 
 
 @pytest.mark.parametrize("model", NAMES, ids=lambda name: name[:20])
@@ -288,7 +292,10 @@ async def test_no_name_of_a_model_is_no_free_pass(
 ) -> None:
     """Case 18: absent and null mean the default pool, or 400 where there is none; a number is always a 400."""
     asked = f'{{{model}"messages":[{{"role":"user","content":"Hello world"}}]}}'.encode()
-    for document, expected in ((ROOMY, with_default), (ROOMY.replace("default_pool: o\n", ""), without)):
+    for document, expected in (
+        (ROOMY, with_default),
+        (ROOMY.replace("default_pool: o\n", ""), without),
+    ):
         async with running(document) as desk:
             stream, reply = await desk.ask(asked)
             status = 200 if reply.immediate_response is None else immediate_of(reply)[0]

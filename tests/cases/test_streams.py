@@ -2,31 +2,20 @@
 
 import gzip
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
-import brotli
 import pytest
 
 from envoy_tokenpools.observer import Ending
 from envoy_tokenpools.openai.usage import UsageSource
-from tests.support.cases import ROOMY, SSE, Filter, running
+from tests.support.cases import ENCODINGS, FRAME, ROOMY, SSE, Filter, running
 from tests.support.extproc import HI, Message, Response, chat, passed_on, sb, sh, st
 from tests.support.scrapes import observed, samples, value
 from tests.support.streams import S_EVENTS, S, chunk, stream_of
 
-FRAME = 7
-"""What a chat of one message counts beside its content."""
-
 STREAMING = chat(stream=True, stream_options={"include_usage": True})
 JSON = "application/json"
-
-
-def zstd_of(data: bytes) -> bytes:
-    """One zstd frame."""
-    from envoy_tokenpools.openai.encoding import zstd  # noqa: PLC0415 - of whichever package has it
-
-    return bytes(zstd.compress(data))
 
 
 async def spoken(desk: Filter, *messages: Message, body: bytes = STREAMING) -> list[Response]:
@@ -74,7 +63,7 @@ async def test_usage_is_found_wherever_a_stream_is_cut() -> None:
     cuts = [[S[:at], S[at:]] for at in range(len(S) + 1)]
     cuts += [[S], [S[at : at + 1] for at in range(len(S))]]
     assert len(S) == 643
-    assert S[560:].startswith(b'rompt_tokens":26') or b'"usage"' in S[540:580]
+    assert S[558:565] == b'"usage"'
     assert S[629:] == b"data: [DONE]\n\n"
     async with running(ROOMY) as desk:
         for number, pieces in enumerate(cuts, start=1):
@@ -146,7 +135,7 @@ async def test_a_plain_answer_is_read_whole(
     """Case 26: cut at every offset, its end in an empty message; without usage its content is counted."""
     data = json.dumps(answer).encode()
     async with running(ROOMY) as desk:
-        for at in range(0, len(data), 3):
+        for at in range(len(data) + 1):
             stream = await desk.admit(HI)
             replies = await desk.answer(stream, data[:at], data[at:], content_type=JSON)
             assert unchanged(replies)
@@ -171,16 +160,10 @@ async def test_the_answers_own_type_decides(
         await desk.at_rest()
 
 
-@pytest.mark.parametrize(
-    ("encoding", "encode"),
-    [("gzip", gzip.compress), ("br", brotli.compress), ("zstd", zstd_of)],
-    ids=["gzip", "br", "zstd"],
-)
-async def test_a_compressed_stream_is_read_and_passed_on_as_it_is(
-    encoding: str, encode: Callable[[bytes], bytes]
-) -> None:
+@pytest.mark.parametrize("encoding", ENCODINGS)
+async def test_a_compressed_stream_is_read_and_passed_on_as_it_is(encoding: str) -> None:
     """Case 27: usage is found at every cut, and neither bytes nor header are touched."""
-    packed = encode(S)
+    packed = ENCODINGS[encoding](S)
     async with running(ROOMY) as desk:
         for at in range(len(packed) + 1):
             head, *bodies = await spoken(
@@ -199,7 +182,9 @@ async def test_a_compressed_stream_is_read_and_passed_on_as_it_is(
         await desk.at_rest()
 
 
-async def test_a_compressed_error_is_charged_nothing_and_an_unreadable_answer_its_reservation() -> None:
+async def test_a_compressed_error_is_charged_nothing_and_an_unreadable_answer_its_reservation() -> (
+    None
+):
     """Case 27: never 0 for what cannot be decoded; `source="estimated"` tells of it."""
     async with running(ROOMY) as desk:
         error = gzip.compress(b'{"error":{"message":"out of memory"}}')

@@ -18,11 +18,8 @@ from envoy_tokenpools.config import load_config
 from envoy_tokenpools.extproc.service import SERVICE
 from envoy_tokenpools.server import FilterServer, Listen
 from envoy_tokenpools.tokenizer import VOCABULARY_NAMES, load_vocabularies
-from tests.support.cases import ROOMY, running, vocabularies
+from tests.support.cases import FRAME, ROOMY, running, vocabularies
 from tests.support.extproc import HI, Response, chat, post_rh, rb
-
-FRAME = 7
-"""What a chat of one message counts beside its content."""
 
 
 def chat_on(model: str, text: str) -> bytes:

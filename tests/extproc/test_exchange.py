@@ -3,17 +3,20 @@
 import gzip
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings, strategies
 
 from envoy_tokenpools.core.pool import ServiceClass
+from envoy_tokenpools.errors import RequestError
 from envoy_tokenpools.extproc import replies
 from envoy_tokenpools.extproc.requesting import ADMIT_BODY
 from envoy_tokenpools.gate.directory import Directory
 from envoy_tokenpools.gate.order import Outcome, fingerprint_of
 from envoy_tokenpools.observer import Decided, Ending, FirstToken
 from envoy_tokenpools.observer import Outcome as Decision
+from envoy_tokenpools.openai.answers import Answer
 from envoy_tokenpools.openai.request import Endpoint
 from envoy_tokenpools.openai.usage import Usage
 from tests.support.extproc import (
@@ -87,7 +90,7 @@ def test_portable_answer(directory: Directory) -> None:
     talk.say(sb(eos=True))
     assert (talk.outcome.ending, talk.outcome.status) == (Ending.COMPLETED, 200)
     assert usage_of(talk.outcome) == Usage(5, 7)
-    assert talk.outcome.admitted.order is order
+    assert talk.outcome.admitted.order.facts.endpoint is Endpoint.CHAT
     talk.end()
     assert len(talk.settled) == 1
     assert talk.told == []
@@ -349,16 +352,66 @@ def test_a_body_that_a_route_keeps_back_is_asked_for(directory: Directory) -> No
 
 
 @pytest.mark.parametrize("mode", [None, BodyMode.NONE])
-def test_a_body_that_does_not_come_is_told(directory: Directory, mode: BodyMode | None) -> None:
-    """Where the mode cannot be overridden the request passes unmetered: answered, counted, never hung."""
+def test_a_body_that_does_not_come_is_charged_by_its_answer(
+    directory: Directory, mode: BodyMode | None
+) -> None:
+    """Where the mode cannot be overridden the request is admitted with its answer: not refused, never hung."""
     talk = Conversation.begin(directory)
     first = post_rh()
     talk.say(first if mode is None else with_protocol(first, mode, BodyMode.NONE))
-    assert constants(talk.say(sh())) == [replies.CONTINUE_RESPONSE_HEADERS]
-    talk.say(sb(ANSWER, eos=True), st())
+    replied = talk.say(sh(), sb(ANSWER, eos=True), st())
+    assert [kind_of(reply) for reply in replied] == [
+        "response_headers",
+        "response_body",
+        "response_trailers",
+    ]
     talk.end()
-    assert talk.told == [Decided(Decision.BYPASSED, reason="body_not_sent")]
-    assert (talk.orders, talk.settled) == ([], [])
+    (order,) = talk.orders
+    assert (order.enforce, order.facts.flat) == (False, True)
+    assert (talk.outcome.ending, usage_of(talk.outcome)) == (Ending.COMPLETED, Usage(5, 7))
+    assert talk.told == []
+
+
+def test_a_body_that_does_not_come_has_one_settlement_also_without_a_response_body(
+    directory: Directory,
+) -> None:
+    """The answer's headers end the stream, or the client does."""
+    for message in (sh(eos=True), sh()):
+        talk = Conversation.begin(directory)
+        talk.say(post_rh(), message)
+        talk.end()
+        assert talk.outcome.status == 200
+
+
+def test_a_body_that_does_not_come_is_told_where_nothing_can_be_charged(
+    directory: Directory,
+) -> None:
+    """By an error, a key of several pools, or a gate that refuses: it passes unmetered and is counted."""
+    two = (
+        pool(amount(), entitlement("a", ServiceClass.SPOT)),
+        replace(pool(amount(), entitlement("a", ServiceClass.SPOT)), name="other", models=("n",)),
+    )
+    late = RequestError(404, "model_not_found", "Gone.")
+    for talk, message in (
+        (Conversation.begin(directory), sh(413)),
+        (Conversation.begin(Directory(configured(*two))), sh()),
+        (Conversation.begin(directory, lambda _: late), sh()),
+        (Conversation.begin(directory, lambda _: Answer(503, (), b"{}")), sh()),
+    ):
+        talk.say(post_rh())
+        assert constants(talk.say(message)) == [replies.CONTINUE_RESPONSE_HEADERS]
+        talk.say(sb(ANSWER, eos=True), st())
+        talk.end()
+        assert talk.told == [Decided(Decision.BYPASSED, reason="body_not_sent")]
+        assert talk.settled == []
+
+
+def test_an_observer_of_a_body_that_does_not_come_says_nothing(directory: Directory) -> None:
+    """And counts."""
+    talk = Conversation.begin(directory)
+    talk.say(*map(observed, (post_rh(), sh(), sb(ANSWER, eos=True))))
+    talk.end()
+    assert usage_of(talk.outcome) == Usage(5, 7)
 
 
 def test_response_bodies_before_any_request_get_their_replies(directory: Directory) -> None:

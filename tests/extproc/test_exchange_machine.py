@@ -28,17 +28,20 @@ REQUEST_HEADERS = [
     extproc.post_rh(eos=True),
     extproc.post_rh(key=None),
     extproc.post_rh("/v1/embeddings"),
+    extproc.post_rh("/v1/audio/transcriptions"),
+    extproc.post_rh("/v1/messages", eos=True),
     extproc.post_rh(extproc.CHAT, ("content-length", "9999999999")),
     extproc.post_rh(extproc.CHAT, ("content-encoding", "gzip")),
     extproc.post_rh(extproc.CHAT, ("authorization", "Bearer b")),
     extproc.rh([(":method", "GET"), (":path", "/v1/models")], eos=True),
     extproc.rh(),
 ]
+UPLOAD = head_attributes("/v1/audio/transcriptions")
 REQUEST_BODIES = [
     extproc.rb(body, eos=eos, given=given)
     for body in (extproc.HI, chat(stream=True), extproc.HI[:9], b"", b"\xff", b"x" * 2_000)
     for eos in (True, False)
-    for given in (None, head_attributes(), head_attributes("/health", None))
+    for given in (None, head_attributes(), head_attributes("/health", None), UPLOAD)
 ]
 RESPONSE_HEADERS = [
     extproc.sh(status, kind, eos=eos)

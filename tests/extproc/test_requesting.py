@@ -1,7 +1,9 @@
 """What is changed in a request on its way to the backend, and what is not."""
 
+import gc
 import gzip
 import json
+import types
 from dataclasses import replace
 
 import pytest
@@ -198,6 +200,35 @@ def test_a_body_that_trailers_ended_is_never_changed(directory: Directory) -> No
     assert talk.admissions == 1
     assert reply.request_trailers is not None
     assert reply.request_trailers.header_mutation is None
+
+
+@pytest.mark.parametrize("fields", [{"stream": True}, {"stream": False}, {"priority": 1}])
+def test_nothing_of_a_prompt_is_kept_while_it_is_answered(
+    directory: Directory, fields: dict[str, object]
+) -> None:
+    """Answers take minutes, there are thousands at a time, and a prompt may have megabytes."""
+    prompt = "word " * 20_000
+    talk = Conversation.begin(directory)
+    talk.say(post_rh(), rb(chat(prompt, **fields)))
+    talk.orders.clear()
+    assert talk.admissions == 1
+    assert [held for held in reachable(talk.exchange) if len(held) > 10_000] == []
+
+
+def reachable(root: object) -> list[bytes | str]:
+    """Every text and every string of bytes that an object holds, however deep."""
+    found: list[bytes | str] = []
+    seen: set[int] = set()
+    waiting = [root]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen or isinstance(one, (type, types.ModuleType, types.FunctionType)):
+            continue
+        seen.add(id(one))
+        if isinstance(one, (bytes, str)):
+            found.append(one)
+        waiting.extend(gc.get_referents(one))
+    return found
 
 
 def test_an_observer_changes_nothing(directory: Directory) -> None:

@@ -3,8 +3,9 @@ A memory store that takes its time, fails when told, and writes down what became
 """
 
 import asyncio
+import contextlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from envoy_tokenpools.clock import Clock
 from envoy_tokenpools.core.admission import Claim, Lease, Settlement
@@ -22,6 +23,7 @@ class CountingStore:
         back: turns that the reply takes; whoever is cancelled then does not learn of it.
         fails_there: calls never arrive.
         fails_back: calls are carried out, but their replies are lost.
+        on_the_way: calls that have not returned.
         failures: calls that failed, by operation.
         leased: every lease that was given.
         asked: settlements by lease, as often as they were asked for.
@@ -34,6 +36,7 @@ class CountingStore:
         self.back = 0
         self.fails_there = False
         self.fails_back = False
+        self.on_the_way = 0
         self.failures: Counter[str] = Counter()
         self.leased: set[str] = set()
         self.asked: Counter[str] = Counter()
@@ -41,22 +44,24 @@ class CountingStore:
 
     async def reserve(self, pool: str, claim: Claim) -> Reply:
         """See `Store`."""
-        await self._go("reserve")
-        reply = await self._memory.reserve(pool, claim)
-        if isinstance(reply.outcome, Lease):
-            self.leased.add(reply.outcome.lease_id)
-        await self._return("reserve")
-        return reply
+        with self._travel():
+            await self._go("reserve")
+            reply = await self._memory.reserve(pool, claim)
+            if isinstance(reply.outcome, Lease):
+                self.leased.add(reply.outcome.lease_id)
+            await self._return("reserve")
+            return reply
 
     async def settle(self, pool: str, lease_id: str, tokens: int) -> Settlement | None:
         """See `Store`."""
         self.asked[lease_id] += 1
-        await self._go("settle")
-        settlement = await self._memory.settle(pool, lease_id, tokens)
-        if settlement is not None and not settlement.late:
-            self.ended[lease_id] += 1
-        await self._return("settle")
-        return settlement
+        with self._travel():
+            await self._go("settle")
+            settlement = await self._memory.settle(pool, lease_id, tokens)
+            if settlement is not None and not settlement.late:
+                self.ended[lease_id] += 1
+            await self._return("settle")
+            return settlement
 
     async def renew(self, pool: str, lease_ids: Sequence[str], ttl_ms: int) -> None:
         """See `Store`; housekeeping takes no time here, and never fails."""
@@ -82,6 +87,14 @@ class CountingStore:
 
     async def close(self) -> None:
         """See `Store`."""
+
+    @contextlib.contextmanager
+    def _travel(self) -> Iterator[None]:
+        self.on_the_way += 1
+        try:
+            yield
+        finally:
+            self.on_the_way -= 1
 
     async def _go(self, operation: str) -> None:
         for _ in range(self.there):

@@ -34,6 +34,7 @@ REPLY_KINDS = {
 _ZIPPED = ("content-encoding", "gzip")
 _STREAMING = chat(stream=True)
 _BATCH = b'{"model":"m","prompt":["a b","c"],"n":2,"max_tokens":5,"stream":true,"priority":9}'
+_MESSAGES = b'{"model":"m","max_tokens":9,"messages":[{"role":"user","content":"hi"}]}'
 _BODY_ANSWER = captures.load("chat_nonstream").body
 
 _REQUEST_HEADERS = (
@@ -41,6 +42,7 @@ _REQUEST_HEADERS = (
     extproc.post_rh(extproc.CHAT, key="key-b"),
     extproc.post_rh("/v1/completions", key="key-c"),
     extproc.post_rh("/v1/audio/transcriptions"),
+    extproc.post_rh("/team" + extproc.CHAT),
     extproc.post_rh("/v1/chat/completions/?x=1", _ZIPPED),
     extproc.with_protocol(extproc.post_rh(), BodyMode.BUFFERED, BodyMode.STREAMED),
     extproc.with_protocol(extproc.post_rh(), BodyMode.NONE, BodyMode.NONE),
@@ -59,6 +61,7 @@ _REQUEST_HEADERS = (
 _REQUEST_BODIES = (
     *(extproc.rb(body) for body in (extproc.HI, _STREAMING, _BATCH, b"", b"\xff", b"x" * 2_000)),
     *(extproc.rb(body, eos=False) for body in (extproc.HI[:9], extproc.HI[9:], _STREAMING)),
+    extproc.rb(_MESSAGES),
     extproc.rb(chat(n=3, max_tokens=20, priority=-1)),
     extproc.rb(chat("a word " * 60, max_tokens=50)),
     extproc.rb(chat("a word " * 60, max_tokens=4_000)),
@@ -98,6 +101,27 @@ _GROUPS: tuple[tuple[Message, ...], ...] = (
 
 MESSAGES = tuple(bytes(message) for group in _GROUPS for message in group)
 """Messages of all kinds, usual and odd."""
+
+
+USUAL = tuple(
+    (MESSAGES.index(bytes(headers)), MESSAGES.index(bytes(body)))
+    for headers, body in (
+        (extproc.post_rh(), extproc.rb(extproc.HI)),
+        (extproc.post_rh(), extproc.rb(_STREAMING)),
+        (extproc.post_rh(extproc.CHAT, key="key-b"), extproc.rb(_STREAMING)),
+        (extproc.post_rh("/v1/completions", key="key-c"), extproc.rb(_BATCH)),
+        (extproc.post_rh("/v1/messages"), extproc.rb(_MESSAGES)),
+        (
+            extproc.post_rh("/v1/chat/completions/?x=1", _ZIPPED),
+            extproc.rb(gzip.compress(_STREAMING, mtime=0)),
+        ),
+        (
+            extproc.with_protocol(extproc.post_rh(), BodyMode.BUFFERED, BodyMode.STREAMED),
+            extproc.rb(_STREAMING),
+        ),
+    )
+)
+"""Request headers that go together with a body, by their places among `MESSAGES`."""
 
 
 def numbers_of(group: int) -> range:

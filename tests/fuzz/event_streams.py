@@ -34,7 +34,11 @@ _NAMES_OF_EVENTS = (
     *("message_start", "content_block_start", "content_block_delta", "content_block_stop"),
     *("message_delta", "message_stop", "error", "ping", "response.created", "response.completed"),
     *("response.output_text.delta", "response.function_call_arguments.delta", "response.failed"),
-    *("response.reasoning_summary_text.delta", "response.output_item.added", "response.audio.delta"),
+    *(
+        "response.reasoning_summary_text.delta",
+        "response.output_item.added",
+        "response.audio.delta",
+    ),
 )
 _RECORDED = [captures.load(name).body for name in captures.response_names()]
 _KEEP_ALIVES = (b": ping\n\n", b"id: 7\n", b"event: x\n", b"retry: 3\n", b"\n", b":\n", b"\r\n")

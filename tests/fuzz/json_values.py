@@ -9,16 +9,64 @@ from typing import Any
 
 NAMES = (
     *("role", "content", "name", "type", "text", "image_url", "input_audio", "file", "video_url"),
-    *("tool_calls", "function", "function_call", "arguments", "tool_call_id", "id", "input", "output"),
-    *("reasoning", "reasoning_content", "thinking", "refusal", "summary", "source", "data", "tools"),
+    *(
+        "tool_calls",
+        "function",
+        "function_call",
+        "arguments",
+        "tool_call_id",
+        "id",
+        "input",
+        "output",
+    ),
+    *(
+        "reasoning",
+        "reasoning_content",
+        "thinking",
+        "refusal",
+        "summary",
+        "source",
+        "data",
+        "tools",
+    ),
     *("index", "delta", "message", "finish_reason", "usage", "prompt_tokens", "completion_tokens"),
-    *("input_tokens", "output_tokens", "include_usage", "max_tokens", "max_new_tokens", "n", "schema"),
+    *(
+        "input_tokens",
+        "output_tokens",
+        "include_usage",
+        "max_tokens",
+        "max_new_tokens",
+        "n",
+        "schema",
+    ),
     *("prompt_embeds", "budget_tokens", "json_schema", "format", "custom", "definition", "url"),
 )
 
 _TEXTS = (
-    *("", "hi", "user", "assistant", "text", "image_url", "input_text", "message", "Hello 你好", "👍"),
-    *("<|endoftext|>", "data: x\n\n", '"', "\\", "\u0000", "\u2028", " " * 70, "a" * 300, "m", "sse"),
+    *(
+        "",
+        "hi",
+        "user",
+        "assistant",
+        "text",
+        "image_url",
+        "input_text",
+        "message",
+        "Hello 你好",
+        "👍",
+    ),
+    *(
+        "<|endoftext|>",
+        "data: x\n\n",
+        '"',
+        "\\",
+        "\u0000",
+        "\u2028",
+        " " * 70,
+        "a" * 300,
+        "m",
+        "sse",
+    ),
     *("prompt_embeds", "document", "file", "auto", "stop", "length", "tool_calls", "AAAA" * 40),
 )
 _NUMBERS = (
@@ -42,9 +90,9 @@ def text(rng: random.Random) -> str:
 def spelled(document: Any, rng: random.Random) -> bytes:
     """The document as JSON, in one of the ways to write it."""
     separators = rng.choice(((",", ":"), (", ", ": "), ("\n,\t", " : ")))
-    return json.dumps(
-        document, ensure_ascii=rng.random() < 0.5, separators=separators
-    ).encode("utf-8", "replace")
+    return json.dumps(document, ensure_ascii=rng.random() < 0.5, separators=separators).encode(
+        "utf-8", "replace"
+    )
 
 
 def message(rng: random.Random, depth: int = 2) -> dict[str, Any]:

@@ -10,11 +10,38 @@ MAX_BYTES = 64 * 1024
 
 TOKENS = (
     *(b"{", b"}", b"[", b"]", b'"', b":", b",", b"\\", b"\\u", b"\\ud83d", b"\\u0000", b"null"),
-    *(b"true", b"-1", b"0", b"1e999", b"1e3", b"9223372036854775808", b"NaN", b"-0.0", b"[]", b"{}"),
+    *(
+        b"true",
+        b"-1",
+        b"0",
+        b"1e999",
+        b"1e3",
+        b"9223372036854775808",
+        b"NaN",
+        b"-0.0",
+        b"[]",
+        b"{}",
+    ),
     *(b"\n", b"\r", b"\r\n", b"\n\n", b"\r\r", b"\0", b"\xef\xbb\xbf", b"\xff", b"\xed\xa0\x80"),
-    *(b"data: ", b"data:", b"data", b": ", b"event: x\n", b"id: 7\n", b"[DONE]", b"data: [DONE]\n\n"),
+    *(
+        b"data: ",
+        b"data:",
+        b"data",
+        b": ",
+        b"event: x\n",
+        b"id: 7\n",
+        b"[DONE]",
+        b"data: [DONE]\n\n",
+    ),
     *(b'"usage":', b'"choices":[]', b'"choices":[],"usage":{}', b'"prompt_tokens":', b'"index":'),
-    *(b'"stream_options":', b'"priority":', b'"stream":true,', b'"model":"m",', b'"n":', b'"messages":'),
+    *(
+        b'"stream_options":',
+        b'"priority":',
+        b'"stream":true,',
+        b'"model":"m",',
+        b'"n":',
+        b'"messages":',
+    ),
     *("你".encode(), "👍".encode(), "👍".encode()[:2], b"<|endoftext|>", b" " * 65),
 )
 """What means something to a reader of JSON or of event streams."""

@@ -39,7 +39,7 @@ class Script:
         return self._data[self._at - size : self._at]
 
 
-class _UnreadableError(Exception):
+class UnreadableError(Exception):
     """The bytes were no message: gRPC's deserializer raises likewise."""
 
 
@@ -50,13 +50,13 @@ class ScriptedStream:
     Attributes:
         read_kinds: the kinds of each message that was read, and whether a reply to it is due.
         replies: what was written.
-        is_unreadable: whether a message was none.
+        may_fail: whether something was sent that is no message of Envoy's.
     """
 
     def __init__(self) -> None:
         self.read_kinds: list[tuple[tuple[str, ...], bool]] = []
         self.replies: list[bytes] = []
-        self.is_unreadable = False
+        self.may_fail = False
         self._messages: deque[bytes] = deque()
         self._is_closed = False
         self._came = asyncio.Event()
@@ -67,6 +67,11 @@ class ScriptedStream:
         """Envoy sends a message."""
         self._messages.append(message)
         self._came.set()
+
+    def send_anything(self, data: bytes) -> None:
+        """Somebody sends bytes that may be no message, or one of fields that have the wrong types."""
+        self.may_fail = True
+        self.send(data)
 
     def close(self) -> None:
         """Envoy has no more to send."""
@@ -83,8 +88,7 @@ class ScriptedStream:
         try:
             message = parse_request(self._messages.popleft())
         except Exception as error:
-            self.is_unreadable = True
-            raise _UnreadableError from error
+            raise UnreadableError from error
         kinds = kinds_of(message)
         self._is_observed = self._is_observed or message.observability_mode
         self.read_kinds.append((kinds, bool(kinds) and not self._is_observed))
@@ -102,7 +106,7 @@ class ScriptedStream:
 
     def check(self, *, is_whole: bool) -> None:
         """Every message that was read got its reply; the last one may miss it if the stream was broken off."""
-        assert (self._aborted_with is not None) == self.is_unreadable
+        assert self._aborted_with is None or self.may_fail
         due = [kinds for kinds, is_due in self.read_kinds if is_due]
         missing = len(due) - len(self.replies)
         assert missing == 0 or (missing == 1 and not is_whole), (due, len(self.replies))

@@ -7,11 +7,14 @@ One `Stream` is one ext_proc stream, spoken to message by message; it ends by EO
 import asyncio
 import contextlib
 import functools
+import gzip
 import itertools
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+import brotli
 import grpc
 
 from envoy_tokenpools.clock import Clock, ManualClock
@@ -43,11 +46,23 @@ from tests.support.extproc import (
 )
 from tests.support.observers import RecordingObserver
 
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
 WITHIN_S = 20.0
 SSE = "text/event-stream"
 
-VOCABULARIES: Mapping[str, str] = {"o": "o200k_base", "c": "cl100k_base"}
-"""The pools of `ROOMY` by the model that leads to them, with their vocabularies."""
+FRAME = 7
+"""What a chat of one message counts beside its content: four for the message, three for the reply."""
+
+ENCODINGS: Mapping[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "br": brotli.compress,
+    "zstd": zstd.compress,
+}
+"""Content codings, and what makes them."""
 
 ROOMY = """
 default_pool: o
