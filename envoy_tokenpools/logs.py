@@ -9,6 +9,11 @@ import logging
 import sys
 from datetime import UTC, datetime
 
+MAX_PER_PERIOD = 20
+PERIOD_SECONDS = 60
+MAX_MESSAGES = 1_000
+"""How often one message is written, and how many messages are told apart."""
+
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -30,9 +35,37 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+class Throttle(logging.Filter):
+    """
+    Lets each message through `MAX_PER_PERIOD` times in `PERIOD_SECONDS`, and then says how many it held back.
+
+    What fails with every request would else fill a disk. Messages are constant texts, so that there are few of them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[tuple[str, object], list[float]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether this record is written."""
+        key = (record.name, record.msg)
+        begun_count = self._seen.get(key)
+        if begun_count is None or record.created - begun_count[0] >= PERIOD_SECONDS:
+            if len(self._seen) >= MAX_MESSAGES:
+                self._seen.clear()
+            held_back = int(begun_count[1]) - MAX_PER_PERIOD if begun_count is not None else 0
+            if held_back > 0:
+                record.held_back = held_back
+            self._seen[key] = [record.created, 1]
+            return True
+        begun_count[1] += 1
+        return begun_count[1] <= MAX_PER_PERIOD
+
+
 def configure_logs(level: str) -> None:
     """Send logs of `level` and above to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
+    handler.addFilter(Throttle())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("asyncio").setLevel(logging.WARNING)

@@ -7,7 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from envoy_tokenpools.logs import JsonFormatter, configure_logs
+from envoy_tokenpools.logs import (
+    MAX_MESSAGES,
+    MAX_PER_PERIOD,
+    PERIOD_SECONDS,
+    JsonFormatter,
+    Throttle,
+    configure_logs,
+)
 
 
 def line(**fields: object) -> dict[str, object]:
@@ -101,3 +108,34 @@ def test_configuring_again_replaces(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logs("info")
     logging.getLogger("x").info("once")
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def _record(message: str, at_s: float) -> logging.LogRecord:
+    record = logging.makeLogRecord({"name": "house", "msg": message})
+    record.created = at_s
+    return record
+
+
+def test_a_message_is_written_so_often_and_then_held_back() -> None:
+    """The last that passes, the first that does not; and the next period says how many there were."""
+    throttle = Throttle()
+    written = [throttle.filter(_record("down", 1.0)) for _ in range(MAX_PER_PERIOD + 5)]
+    assert written == [True] * MAX_PER_PERIOD + [False] * 5
+    assert throttle.filter(_record("another", 1.0))
+    late = _record("down", 1.0 + PERIOD_SECONDS)
+    assert throttle.filter(late)
+    assert vars(late)["held_back"] == 5
+    assert "held_back" not in vars(_again(throttle, "another", 1.0 + PERIOD_SECONDS))
+
+
+def _again(throttle: Throttle, message: str, at_s: float) -> logging.LogRecord:
+    record = _record(message, at_s)
+    assert throttle.filter(record)
+    return record
+
+
+def test_messages_that_never_repeat_do_not_fill_the_memory() -> None:
+    """At the bound everything is forgotten, and nothing is lost."""
+    throttle = Throttle()
+    assert all(throttle.filter(_record(f"m{n}", 1.0)) for n in range(3 * MAX_MESSAGES))
+    assert len(throttle._seen) <= MAX_MESSAGES

@@ -53,6 +53,12 @@ def own_refusal(account: Account, cost: Cost, hold_ms: float) -> Refusal | None:
     return None
 
 
+def too_many_leases(account: Account, cost: Cost, hold_ms: float) -> Refusal:
+    """The entitlement holds as many leases as the books have pages for."""
+    wait_ms = release_wait_ms(hold_ms, account.in_flight, account.meters.pending_concurrency)
+    return _refuse(Reason.CONCURRENCY_LIMIT, Resource.CONCURRENCY, cost.concurrency, 0, wait_ms)
+
+
 def room_refusal(
     cost: Cost, *, free_sequences: int, free_kv_bytes: int, wait_ms: int
 ) -> Refusal | None:

@@ -33,11 +33,15 @@ from envoy_tokenpools.core.judging import (
     release_wait_ms,
     room_refusal,
     short_of_tokens,
+    too_many_leases,
 )
 from envoy_tokenpools.core.refusals import RefusalLog
 from envoy_tokenpools.core.resources import Resources
 
 WHOLE_PPM = 1_000_000
+
+MAX_LEASES_PER_ENTITLEMENT = 100_000
+"""More than any pool runs at once. In shadow mode and without a concurrency limit nothing else bounds the memory."""
 
 MAX_EXPIRED = 10_000
 """Expired leases remembered for a late settlement; older ones lose only the correction of their tokens."""
@@ -111,7 +115,10 @@ class Ledger:
             refusal = self._pool_refusal(
                 account, claim, within_share=within_share, tokens_guaranteed=tokens_guaranteed
             )
-        if refusal is not None and claim.enforce:
+        is_full = account.in_flight >= MAX_LEASES_PER_ENTITLEMENT
+        if is_full:
+            refusal = too_many_leases(account, claim.cost, self._hold_ms)
+        if refusal is not None and (claim.enforce or is_full):
             account.count_shed(claim.fingerprint, claim.cost, now_ms, is_retry=claim.is_retry)
             return refusal
         lease = Lease(

@@ -43,7 +43,7 @@ class Head:
         credential: the bearer token or API key; None if there is none.
         principals: names of the verified client certificate.
         content_length: as declared; None if it is not.
-        content_encoding: in lower case; empty if there is none.
+        content_encoding: in lower case; empty if there is none, or none to undo.
         is_retry: the client's library says that it tried before.
     """
 
@@ -105,13 +105,14 @@ def _head(pairs: Iterable[tuple[bytes, bytes]], path_prefix: str) -> Head:
             f"The header {repeated.decode()} was sent more than once; it must identify one caller.",
         )
     retries = _number(found.get(b"x-stainless-retry-count", b""))
+    encoding = found.get(b"content-encoding", b"").decode("latin-1").strip().lower()
     return Head(
         endpoint=endpoint,
         is_post=is_post,
         credential=_credential(found),
         principals=_principals(found.get(CLIENT_CERTIFICATE, b"").decode("latin-1")),
         content_length=_number(found.get(b"content-length", b"")),
-        content_encoding=found.get(b"content-encoding", b"").decode("latin-1").strip().lower(),
+        content_encoding="" if encoding == "identity" else encoding,
         is_retry=retries is not None and retries > 0,
     )
 

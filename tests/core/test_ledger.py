@@ -354,3 +354,17 @@ def test_claims_carry_the_terms_in_force() -> None:
     take(ledger, "a", 1, amount(), whose=one)
     assert not admitted(take(ledger, "b", 1, amount(), whose=one))
     assert admitted(take(ledger, "b", 1, amount(), whose=replace(one, limits=Limits())))
+
+
+def test_leases_of_an_entitlement_are_bounded_even_in_shadow_mode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At the bound one more is refused, though nothing else is; the next after a settlement is not."""
+    monkeypatch.setattr("envoy_tokenpools.core.ledger.MAX_LEASES_PER_ENTITLEMENT", 3)
+    ledger, usable = Ledger(), amount(1_000, sequences=9)
+    for number in range(3):
+        assert admitted(take(ledger, f"l{number}", 1, usable, enforce=False))
+    refusal = refused(take(ledger, "l3", 1, usable, enforce=False))
+    assert (refusal.reason, refusal.available) == (Reason.CONCURRENCY_LIMIT, 0)
+    ledger.settle("l0", 1, 0)
+    assert admitted(take(ledger, "l4", 1, usable, enforce=False))
