@@ -87,6 +87,10 @@ def head_from_attributes(attributes: Attributes, path_prefix: str = "") -> Head 
     return _head(pairs, path_prefix)
 
 
+_JOINED = re.compile(rb",[ \t]*+[A-Za-z0-9-]++[ \t]++[^ \t,]")
+"""A comma, a scheme and a credential: Envoy makes one header of two `authorization`, before any filter sees them."""
+
+
 def _head(pairs: Iterable[tuple[bytes, bytes]], path_prefix: str) -> Head:
     found: dict[bytes, bytes] = {}
     repeated: bytes | None = None
@@ -94,6 +98,8 @@ def _head(pairs: Iterable[tuple[bytes, bytes]], path_prefix: str) -> Head:
         if name in found and name in IDENTITY:
             repeated = name
         found[name] = value
+    if _JOINED.search(found.get(b"authorization", b"")):
+        repeated = b"authorization"
     endpoint = None
     is_post = found.get(b":method") == b"POST"
     if is_post:

@@ -40,8 +40,9 @@ def decode_fields(body: bytes) -> dict[str, Any]:
         fields = _decode(body)
         raw = _decode_raw(body)
     except (msgspec.MsgspecError, ValueError) as error:
-        # The decoder's messages name positions and types, never contents.
-        text = f"The body is not a JSON object: {error}."
+        # The decoder's messages name types and positions, never contents; the path that may follow can be as long as
+        # the body is deep.
+        text = f"The body is not a JSON object: {str(error).partition(' - at ')[0]}."
         raise malformed(ErrorCode.INVALID_JSON, text) from None
     if len(fields) > MAX_FIELDS:
         text = f"The body must not have more than {MAX_FIELDS} fields."

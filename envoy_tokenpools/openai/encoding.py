@@ -201,7 +201,8 @@ class _Brotli:
         stream = self._stream
         decoded: bytes = stream.process(data, _PIECE_BYTES)  # or up to a block of 64 KiB more
         self.ended = stream.is_finished()  # bytes behind the end are an error of the library's
-        self.more = not self.ended and len(decoded) >= _PIECE_BYTES
+        # It may give less than it was asked for and still have more: only nothing means nothing.
+        self.more = not self.ended and bool(decoded)
         return decoded, b""
 
 

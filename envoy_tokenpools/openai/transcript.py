@@ -228,7 +228,7 @@ class Transcript:
         if choice is not None:
             self._choices_tokens += max(0, completion - choice.completion_tokens)
             choice.completion_tokens = max(completion, choice.completion_tokens)
-            completion = self._choices_tokens
+            completion = min(self._choices_tokens, MAX_TOKENS)
         self._completion_tokens = max(completion, self._completion_tokens or 0)
 
     # Chat and legacy completions

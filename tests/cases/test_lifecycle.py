@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from envoy_tokenpools.clock import Clock
-from envoy_tokenpools.core.admission import Claim
+from envoy_tokenpools.core.admission import Claim, Settlement
 from envoy_tokenpools.core.ledger import InUse
 from envoy_tokenpools.observer import Ending, Outcome
 from envoy_tokenpools.store.base import Reply
@@ -186,7 +186,7 @@ async def test_a_body_without_an_end_holds_nothing(messages: Sequence[Message]) 
 
 
 async def test_a_request_that_waits_for_leave_to_send_is_judged_by_its_length_alone() -> None:
-    """Case 41: 11 MB behind `expect: 100-continue` are refused unsent; less waits without reserving, the pool being full."""
+    """Case 41: 11 MB behind `expect: 100-continue` are refused unsent; less than the limit waits without reserving."""
     async with running(ONE_AT_A_TIME) as desk:
         holder = await desk.admit(HI)
         before = await desk.in_use()
@@ -313,7 +313,7 @@ async def test_messages_before_their_turn_get_their_replies_in_order() -> None:
         early = (post_rh(), rb(HI[:9], eos=False), rb(HI[9:]), sh(200, SSE), sb(S, eos=True))
         for message in early:
             stream.begin(message)
-        while len(stream.replies) < len(early):
+        while len(stream.payloads) < len(early):
             await stream.heard()
             stream._asks.clear()
         assert [kind_of(reply) for reply in stream.replies] == [kind_of(m) for m in early]
@@ -366,7 +366,7 @@ class LateStore(DistantStore):
         made = asyncio.create_task(self._made_late(pool, claim))
         return await asyncio.shield(made)
 
-    async def settle(self, pool: str, lease_id: str, tokens: int) -> object:  # type: ignore[override]
+    async def settle(self, pool: str, lease_id: str, tokens: int) -> Settlement | None:
         """See `Store`; it keeps the order of what it is told."""
         await self.go.wait()
         await asyncio.sleep(0)
@@ -387,7 +387,7 @@ async def test_a_reservation_that_comes_after_the_end_is_undone() -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stream.heard(), 0.01)
         await stream.cancel()
-        assert len(stream.replies) == 1
+        assert len(stream.payloads) == 1
         desk.store.go.set()
         desk.store.is_slow = False
         await desk.at_rest()

@@ -297,11 +297,28 @@ def test_a_method_that_is_not_among_the_attributes_is_post(
     assert found.endpoint is endpoint
 
 
-def test_keys_that_envoy_joined_are_no_key() -> None:
-    """Duplicates reach attributes as one value with a comma, which is nobody's key."""
-    found = head_from_attributes(texts(authorization="Bearer low,Bearer vip"))
-    assert found is not None
-    assert found.credential == "low,Bearer vip"
+@pytest.mark.parametrize(
+    "joined",
+    [
+        "Bearer low,Bearer vip",
+        "Bearer low, bearer\tvip",
+        "Basic bG93,Bearer vip",
+        "Bearer low,Basic x",
+    ],
+)
+def test_credentials_that_envoy_joined_came_twice(joined: str) -> None:
+    """Two `authorization` headers reach us, and the attributes, as one with a comma: a 400 like any other two."""
+    with pytest.raises(RequestError) as raised:
+        head(("authorization", joined))
+    assert (raised.value.status, raised.value.code) == (400, "duplicate_header")
+    with pytest.raises(RequestError):
+        head_from_attributes(texts(authorization=joined))
+
+
+@pytest.mark.parametrize("key", ["a,b", "a, b", "low,Bearer", ",,,"])
+def test_a_key_may_hold_a_comma(key: str) -> None:
+    """It takes a scheme and a credential behind the comma to be two."""
+    assert head(("authorization", f"Bearer {key}")).credential == key
 
 
 def test_attributes_are_read_from_the_message() -> None:

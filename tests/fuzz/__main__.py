@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from tests.fuzz.running import Run, run
+from tests.fuzz.running import Finding, Run, run
 from tests.fuzz.targets import TARGETS
 
 MAX_GROWTH_BYTES = 50 * 1024 * 1024
@@ -67,13 +67,13 @@ def _report(name: str, results: list[Run]) -> int:
     seconds = max(result.seconds for result in results)
     growth = max(result.growth_bytes for result in results)
     seen: Counter[str] = Counter()
-    findings = {}
+    findings: dict[str, Finding] = {}
     for result in results:
         seen += result.seen
         findings |= result.findings
     lines = [
-        f"{name}: {executions} executions in {seconds:.1f} s, {executions / seconds:.0f}/s; "
-        f"resident memory grew by {growth / 1024**2:.1f} MB after the warm-up",
+        f"{name}: {executions} executions in {seconds:.1f} s, {executions / seconds:.0f}/s",
+        f"  resident memory grew by {growth / 1024**2:.1f} MB after the warm-up",
         "  " + ", ".join(f"{count} {what}" for what, count in sorted(seen.items())),
     ]
     for place, finding in findings.items():

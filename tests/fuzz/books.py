@@ -18,6 +18,8 @@ from envoy_tokenpools.store.memory import MemoryStore
 
 class CountingStore:
     """
+    A memory store at the end of a slow wire.
+
     Attributes:
         there: turns of the event loop that a call takes until it is carried out.
         back: turns that the reply takes; whoever is cancelled then does not learn of it.
@@ -95,6 +97,11 @@ class CountingStore:
             yield
         finally:
             self.on_the_way -= 1
+
+    async def quiet(self) -> None:
+        """Wait until no call is on the way."""
+        while self.on_the_way:  # noqa: ASYNC110 - it takes turns, not time
+            await asyncio.sleep(0)
 
     async def _go(self, operation: str) -> None:
         for _ in range(self.there):

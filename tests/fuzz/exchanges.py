@@ -1,6 +1,8 @@
 """
-Exchanges: bytes choose what Envoy sends on up to four streams at a time, when it breaks them off, and how long the
-store, the tokenizer and the time take, with the real service, gate and memory store behind it.
+Exchanges: bytes choose what Envoy sends on up to four streams at a time, and when it breaks them off.
+
+They also choose how long the store, the tokenizer and the time take. The service, the gate and the memory store behind
+it are the real ones.
 """
 
 import asyncio
@@ -62,7 +64,16 @@ def fuzz_exchange(data: bytes) -> dict[str, int]:
     """
     if len(data) < 3:
         return {}
-    return _loop().run_until_complete(_play(Script(data)))
+    loop = _loop()
+    try:
+        return loop.run_until_complete(_play(Script(data)))
+    finally:
+        # A script that failed leaves its streams behind, which the next one must not find.
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
 
 
 @functools.cache
@@ -121,8 +132,7 @@ class _Play:
         desk, store = self.desk, self.store
         if action < 56:
             # A reply travels for less time than a lease lives.
-            while store.on_the_way:
-                await asyncio.sleep(0)
+            await store.quiet()
             await desk.pass_ms((1, 250, 900, 2_900, 5_000, 20_000, 61_000, 0)[how & 7])
         elif action < 58:
             self.hold_counting(held=bool(how & 1))
@@ -183,7 +193,8 @@ class _Play:
         assert len(settled) == self.admissions
         for one in settled:
             for tokens in (one.prompt_tokens, one.completion_tokens, one.estimated_prompt_tokens):
-                assert type(tokens) is int and 0 <= tokens <= MAX_TOKENS, one
+                assert type(tokens) is int, one
+                assert 0 <= tokens <= MAX_TOKENS, one
             assert one.held_ms >= 0, one
 
     @property

@@ -19,9 +19,7 @@ _OWN_MUTATIONS = 3
 """One in as many inputs is damaged by us, who know JSON and event streams; the others by libFuzzer."""
 
 
-def fuzz_guided(
-    name: str, runs: int, seconds: float, seed: int, corpus: Path | None
-) -> NoReturn:
+def fuzz_guided(name: str, runs: int, seconds: float, seed: int, corpus: Path | None) -> NoReturn:
     """
     Fuzz; libFuzzer ends the process, with an error at the first finding, which it writes to a file.
 

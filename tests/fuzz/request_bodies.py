@@ -77,7 +77,7 @@ def _check_error(error: RequestError, endpoint: Endpoint, codes: frozenset[str])
     assert error.status == 400, error.status
     assert error.code in codes, error.code
     answer = error_answer(error, endpoint.dialect)
-    assert len(answer.body) < 2_000, len(answer.body)
+    assert len(answer.body) < 1_000, len(answer.body)
     json.loads(answer.body)
     assert all(text.isprintable() and text.isascii() for pair in answer.headers for text in pair)
 

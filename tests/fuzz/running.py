@@ -18,7 +18,7 @@ _CORPUS_INPUTS = 2_000
 _FRESH = 0.2
 """Part of the inputs that is made anew; the others come from the corpus, most of them damaged."""
 
-_DAMAGED = 0.7
+_DAMAGED = 0.5
 _MAX_FINDINGS = 10
 _MEASURED_EVERY = 2_000
 _WARM_UP = 0.1

@@ -84,7 +84,8 @@ class ScriptedStream:
             self._came.clear()
             await self._came.wait()
         if not self._messages:
-            return grpc.aio.EOF
+            end: object = grpc.aio.EOF
+            return end
         try:
             message = parse_request(self._messages.popleft())
         except Exception as error:

@@ -49,8 +49,8 @@ def _conversation(rng: random.Random, stream: int) -> list[bytes]:
     if rng.random() < 0.9:
         heads = _USUAL_RESPONSE_HEADERS if rng.random() < 0.7 else numbers_of(2)
         steps.append(_say(rng, stream, rng.choice(heads)))
-    for _ in range(rng.randrange(6)):
-        steps.append(_say(rng, stream, rng.choice(_RESPONSE_BODIES)))
+    pieces = rng.randrange(6)
+    steps += [_say(rng, stream, rng.choice(_RESPONSE_BODIES)) for _ in range(pieces)]
     if rng.random() < 0.3:
         piece = rng.choice((b"data: {}\n\n", b"data: [DONE]\n\n", b'{"usage":{"prompt_tokens":1}}'))
         code, turns = stream << 6 | _BODY, rng.randrange(4)

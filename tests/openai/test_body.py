@@ -194,3 +194,11 @@ def test_every_way_to_write_an_object_gives_its_fields(fields: dict[str, Any]) -
         json.dumps(fields, ensure_ascii=False),
     ):
         assert decode_fields(body.encode()) == fields
+
+
+def test_a_refusal_is_short_however_deep_the_fault_lies() -> None:
+    """What the decoder says of the way to it is not repeated."""
+    with pytest.raises(RequestError) as caught:
+        decode_fields(b'{"a":' * 600 + b"1e999" + b"}" * 600)
+    assert caught.value.code == ErrorCode.INVALID_JSON
+    assert str(caught.value) == "The body is not a JSON object: Number out of range."

@@ -163,8 +163,9 @@ def test_compressed_stream_is_metered_at_every_cut(coding: str, compress: Compre
 
 
 def test_flushed_event_comes_out_at_once() -> None:
-    """What a server flushed is not held back until the next event."""
-    events = [b"data: %d\n\n" % number for number in range(20)]
+    """What a server flushed is not held back until the next event, however large it is decoded."""
+    sizes = [*range(20), *range(0, 200_000, 9_999)]
+    events = [b"data: %d%b\n\n" % (size, b" " * size) for size in sizes]
     deflating, brotling = zlib.compressobj(wbits=31), brotli.Compressor()
     framing = zstd.ZstdCompressor()
     bodies = {name: decoder(name) for name in ("gzip", "br", "zstd")}

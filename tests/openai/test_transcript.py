@@ -190,6 +190,9 @@ def test_usage_of_a_wrong_type_is_ignored(reported: object) -> None:
 def test_largest_credible_count_is_believed() -> None:
     """2**53 is the last number that JSON, Lua and a float keep exactly."""
     assert of_stream(total(2**53, 2**53)).usage == Usage(2**53, 2**53)
+    most = {"completion_tokens": 2**53}
+    both = [chunk({"content": "x"}, index, usage=most) for index in (0, 1)]
+    assert of_stream(*both).usage == Usage(None, 2**53)
 
 
 def test_zero_beside_text_is_a_placeholder() -> None:

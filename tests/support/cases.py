@@ -118,7 +118,7 @@ class Stream:
     """One ext_proc stream to a service; each message waits until the service is done with it."""
 
     def __init__(self, service: ExtProcService) -> None:
-        self.replies: list[Response] = []
+        self.payloads: list[bytes] = []
         self.status = grpc.StatusCode.OK
         self._incoming: asyncio.Queue[ProcessingRequest | object] = asyncio.Queue()
         self._asks = asyncio.Event()
@@ -126,17 +126,22 @@ class Stream:
 
     async def say(self, *messages: Message) -> list[Response]:
         """Send messages one by one; the replies to them, each of its message's kind."""
-        before = len(self.replies)
+        before = len(self.payloads)
         observes = False
         for message in messages:
             observes = observes or message.observability_mode
-            said = len(self.replies)
+            said = len(self.payloads)
             self.begin(message)
             await self.heard()
-            new = self.replies[said:]
+            new = [Response.parse(payload) for payload in self.payloads[said:]]
             assert len(new) == (0 if observes else 1)
             assert all(kind_of(r) in (kind_of(message), "immediate_response") for r in new)
         return self.replies[before:]
+
+    @property
+    def replies(self) -> list[Response]:
+        """All replies so far."""
+        return [Response.parse(payload) for payload in self.payloads]
 
     def begin(self, message: Message) -> None:
         """Send a message without waiting for what comes of it."""
@@ -145,6 +150,10 @@ class Stream:
 
     async def heard(self) -> None:
         """Wait until the service asks for the next message."""
+        for _ in range(10):  # mostly it takes a turn or two
+            if self._asks.is_set():
+                return
+            await asyncio.sleep(0)
         asked = asyncio.create_task(self._asks.wait())
         await asyncio.wait({asked, self._task}, timeout=WITHIN_S, return_when="FIRST_COMPLETED")
         assert asked.done(), "the stream has ended or hangs"
@@ -169,7 +178,7 @@ class Stream:
 
     async def write(self, message: bytes) -> None:
         """For the service: see `extproc.service.Stream`."""
-        self.replies.append(Response.parse(message))
+        self.payloads.append(message)
 
     async def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
         """For the service: see `extproc.service.Stream`."""
@@ -287,6 +296,10 @@ class Filter:
         stream = await self.admit(HI)
         await self.answer(stream, status=500, content_type="text/plain")
         assert await self.in_use() == InUse()
+
+    def forget(self) -> None:
+        """Forget streams that have ended."""
+        self._streams.clear()
 
     async def close(self) -> None:
         """End every stream."""
