@@ -65,6 +65,7 @@ def charge(outcome: Outcome, counted_tokens: int) -> Charge:
     if facts.echo:
         counted_tokens = max(0, counted_tokens - admitted.raw_prompt_tokens)
     counted_tokens += metered.overflow_chars // CHARS_PER_TOKEN
+    counted_tokens = max(counted_tokens, metered.token_ids)
     if metered.unread and counted_tokens < cost.output_tokens:
         return Charge(prompt, prompt_source, cost.output_tokens, UsageSource.ESTIMATED)
     return Charge(prompt, prompt_source, counted_tokens, UsageSource.COUNTED)

@@ -106,6 +106,7 @@ class Transcript:
         first_output: whether any text, reasoning or tool call was generated yet.
         error: whether the backend reported an error.
         overflow_chars: generated characters beyond `MAX_TEXT_CHARS`, which are not held.
+        token_ids: generated tokens that came as ids, beside their text or in its place.
     """
 
     __slots__ = (
@@ -120,12 +121,14 @@ class Transcript:
         "error",
         "first_output",
         "overflow_chars",
+        "token_ids",
     )
 
     def __init__(self) -> None:
         self.first_output = False
         self.error = False
         self.overflow_chars = 0
+        self.token_ids = 0
         self._channels: dict[tuple[int | str, ...], io.StringIO] = {}
         self._choices: dict[int, _Choice] = {}
         self._held_chars = 0
@@ -249,6 +252,10 @@ class Transcript:
         text = fields.get("text")
         if text:
             self._write((index, "content"), text)
+        token_ids = fields.get("token_ids")
+        if isinstance(token_ids, list) and token_ids:
+            self.token_ids += len(token_ids)
+            self.first_output = self._unreported = True
         if fields.get("finish_reason"):
             choice.finished = True
         return choice

@@ -50,6 +50,7 @@ class Metered:
         error: whether the backend reported an error, also inside a stream that began well.
         overflow_chars: generated characters beyond what `texts` may hold.
         unread: events, or the body, that were too large or not JSON: text or usage may be missing.
+        token_ids: generated tokens that came as ids, which some backends send beside text or in its place.
     """
 
     usage: Usage | None
@@ -58,6 +59,7 @@ class Metered:
     error: bool
     overflow_chars: int
     unread: int
+    token_ids: int = 0
 
 
 class UsageMeter(Protocol):
@@ -185,4 +187,5 @@ def _metered(transcript: Transcript, unread: int) -> Metered:
         error=transcript.error,
         overflow_chars=transcript.overflow_chars,
         unread=unread,
+        token_ids=transcript.token_ids,
     )

@@ -40,6 +40,8 @@ def outcome(status: int | None, seen: Metered | None, **fields: object) -> Outco
         # Not reported: the prompt as estimated, the text as counted.
         (200, metered(None, "Hello", "x"), 5, Charge(PROMPT, ESTIMATED, 5, COUNTED)),
         (200, metered(), 0, Charge(PROMPT, ESTIMATED, 0, COUNTED)),
+        (200, metered(token_ids=7), 0, Charge(PROMPT, ESTIMATED, 7, COUNTED)),
+        (200, metered(Usage(26, 9), token_ids=7), 0, Charge(26, REPORTED, 9, REPORTED)),
         (200, metered(None, "Hello", finished=False), 1, Charge(PROMPT, ESTIMATED, 1, COUNTED)),
         (200, metered(None, "a", overflow_chars=400), 7, Charge(PROMPT, ESTIMATED, 107, COUNTED)),
         (200, metered(None, "a", overflow_chars=3), 7, Charge(PROMPT, ESTIMATED, 7, COUNTED)),

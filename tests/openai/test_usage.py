@@ -1,6 +1,7 @@
 """The meters: however a response is cut, however broken it is, they answer once and stay bounded."""
 
 import itertools
+import json
 
 import pytest
 from hypothesis import given
@@ -357,3 +358,27 @@ def test_damaged_streams_never_raise(damage: bytes, place: int, cut_out: int) ->
     stream = S[:place] + damage + S[place + cut_out :]
     bytewise = (stream[i : i + 1] for i in range(len(stream)))
     assert fed(StreamMeter(), stream) == fed(StreamMeter(), *bytewise)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "cut"), [("text/event-stream", 7), ("application/json", 5)]
+)
+def test_tokens_that_come_as_ids_are_output(content_type: str, cut: int) -> None:
+    """As /inference/v1/generate of vLLM answers, with ids and no text: they count, and they are the first output."""
+    choice = {"index": 0, "token_ids": [5, 6, 7], "finish_reason": "length"}
+    body = json.dumps({"choices": [choice], "usage": None}).encode()
+    if content_type == "text/event-stream":
+        body = b"data: " + body + b"\n\ndata: [DONE]\n\n"
+    meter = meter_for(content_type)
+    meter.feed(body[:cut])
+    meter.feed(body[cut:])
+    metered = meter.finish()
+    assert (metered.token_ids, metered.usage, metered.texts) == (3, None, ())
+    assert meter.first_output
+
+
+def test_ids_that_are_no_list_are_passed_over() -> None:
+    """As `token_ids: null` on every ordinary chunk of vLLM."""
+    meter = meter_for("text/event-stream")
+    meter.feed(b'data: {"choices":[{"index":0,"token_ids":null},{"index":1,"token_ids":7}]}\n\n')
+    assert meter.finish().token_ids == 0

@@ -172,10 +172,17 @@ def metered(
     finished: bool = True,
     overflow_chars: int = 0,
     unread: int = 0,
+    token_ids: int = 0,
 ) -> Metered:
     """What was seen of a response."""
     return Metered(
-        usage, texts, finished, error=False, overflow_chars=overflow_chars, unread=unread
+        usage,
+        texts,
+        finished,
+        error=False,
+        overflow_chars=overflow_chars,
+        unread=unread,
+        token_ids=token_ids,
     )
 
 
