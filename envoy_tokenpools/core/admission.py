@@ -12,6 +12,14 @@ from envoy_tokenpools.core.cost import Cost
 from envoy_tokenpools.core.pool import Limits
 from envoy_tokenpools.core.resources import Resources
 
+WHOLE_PPM = 1_000_000
+"""All of it, in millionths."""
+
+
+def part(amount: int, ppm: int) -> int:
+    """`ppm` millionths of `amount`, rounded up: half a sequence withheld is one withheld."""
+    return -(-amount * ppm // WHOLE_PPM)
+
 
 class Reason(enum.Enum):
     """Why a request was shed: a small closed set, used as metric label and in `x-tokenpools-reason`."""
@@ -45,6 +53,8 @@ class Terms:
         withheld_ppm: millionths of its idle guarantee that nobody else may use: all of it for those that do not
             lend, the pool's headroom for those that do.
         rank: of its class; higher goes before lower, whatever the weights.
+        reach: what of the pool it could have if nobody else were there: all but what is withheld for others. None is
+            all of it.
     """
 
     entitlement: str
@@ -54,6 +64,7 @@ class Terms:
     limits: Limits
     withheld_ppm: int = 0
     rank: int = 0
+    reach: Resources | None = None
 
     @property
     def precedence(self) -> tuple[int, float]:

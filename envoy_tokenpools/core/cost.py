@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from envoy_tokenpools.core.pool import Entitlement, OutputEstimate, Pool
+from envoy_tokenpools.core.resources import Resources
 from envoy_tokenpools.errors import RequestError
 
 OUTPUT_SAMPLES = 256
@@ -17,6 +18,9 @@ MIN_OUTPUT_SAMPLES = 20
 
 RATIO_STEP = 0.05
 """How far one response moves the prompt ratio: about the last twenty responses count."""
+
+MIN_RATIO_TOKENS = 128
+"""In a short prompt the chat template's own tokens outweigh the text, and say nothing about long ones."""
 
 RATIO_BOUNDS = (0.2, 5.0)
 """A backend's tokenizer differs from ours by less than this, or its report is wrong."""
@@ -65,7 +69,13 @@ class Need:
     prompts: int = 1
 
 
-def estimate(pool: Pool, entitlement: Entitlement, need: Need, learned_output: int | None) -> Cost:
+def estimate(
+    pool: Pool,
+    entitlement: Entitlement,
+    need: Need,
+    learned_output: int | None,
+    reach: Resources | None = None,
+) -> Cost:
     """
     The cost to reserve for `need`.
 
@@ -74,10 +84,19 @@ def estimate(pool: Pool, entitlement: Entitlement, need: Need, learned_output: i
     Concurrency and KV bytes are clamped to the pool: a wider request runs alone, as the backend would queue its
     sequences.
 
+    Args:
+        pool: the pool.
+        entitlement: whose request it is.
+        need: what the request states.
+        learned_output: tokens per sequence that this entitlement really generates; None if not known.
+        reach: what of the pool the entitlement could have if nobody else were there; all of it if None.
+
     Raises:
         RequestError: 400, when the prompt with an explicit maximum, or the number of sequences, can never fit.
     """
-    sequences = min(need.sequences, pool.capacity.concurrency) if need.decodes else 1
+    reach = pool.capacity if reach is None else reach
+    # Where everything is withheld for others, one sequence is asked for all the same: and is refused, for now.
+    sequences = min(need.sequences, max(1, reach.concurrency)) if need.decodes else 1
     limit = entitlement.ceilings.concurrency
     if limit is not None and sequences > limit:
         raise RequestError(
@@ -86,7 +105,7 @@ def estimate(pool: Pool, entitlement: Entitlement, need: Need, learned_output: i
             f"The request generates {sequences} sequences at once; this entitlement allows {limit}.",
             "n",
         )
-    room = _room(pool, entitlement)
+    room = _room(pool, entitlement, reach)
     # Prompts of one request run one after another where they do not fit together, so that each alone has to.
     prompt_each = -(-need.prompt_tokens // need.prompts)
     if prompt_each > room:
@@ -117,11 +136,13 @@ def _output(pool: Pool, need: Need, prompt_each: int, room: int, learned: int | 
     return min(each * need.sequences, holds)
 
 
-def _room(pool: Pool, entitlement: Entitlement) -> int:
+def _room(pool: Pool, entitlement: Entitlement, reach: Resources) -> int:
     """Tokens of context that this entitlement could hold at once if nobody else were there."""
     limit = entitlement.ceilings.kv_bytes
-    kv_bytes = pool.capacity.kv_bytes if limit is None else min(limit, pool.capacity.kv_bytes)
-    return kv_bytes // pool.kv_bytes_per_token
+    kv_bytes = (
+        reach.kv_bytes if reach.kv_bytes >= pool.kv_bytes_per_token else pool.capacity.kv_bytes
+    )
+    return (kv_bytes if limit is None else min(limit, kv_bytes)) // pool.kv_bytes_per_token
 
 
 def _too_long(asked: str, room: int, param: str) -> RequestError:
@@ -164,7 +185,7 @@ class PromptRatio:
 
     def learn(self, *, reported: int, estimated: int) -> None:
         """Take one response's report into account; bounded, so that one wrong report does little."""
-        if estimated <= 0 or reported <= 0:
+        if estimated < MIN_RATIO_TOKENS or reported <= 0:
             return
         low, high = RATIO_BOUNDS
         ratio = max(low, min(high, reported / estimated))

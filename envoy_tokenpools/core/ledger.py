@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from envoy_tokenpools.core.account import Account, Meters
 from envoy_tokenpools.core.admission import (
+    WHOLE_PPM,
     Balance,
     Claim,
     Lease,
@@ -23,6 +24,7 @@ from envoy_tokenpools.core.admission import (
     Refusal,
     Settlement,
     Terms,
+    part,
 )
 from envoy_tokenpools.core.bucket import TokenBucket
 from envoy_tokenpools.core.judging import (
@@ -37,8 +39,6 @@ from envoy_tokenpools.core.judging import (
 )
 from envoy_tokenpools.core.refusals import RefusalLog
 from envoy_tokenpools.core.resources import Resources
-
-WHOLE_PPM = 1_000_000
 
 MAX_LEASES_PER_ENTITLEMENT = 100_000
 """More than any pool runs at once. In shadow mode and without a concurrency limit nothing else bounds the memory."""
@@ -275,7 +275,11 @@ class Ledger:
         )
         if refusal is None and passes_somebody:
             refusal = beyond_share(account, claim.cost, wait_ms)
-        if refusal is not None:
+        fits_alone = (
+            claim.cost.concurrency <= usable.concurrency - withheld_sequences
+            and claim.cost.kv_bytes <= usable.kv_bytes - withheld_kv_bytes
+        )
+        if refusal is not None and fits_alone:  # else nobody has to wait for what can never be
             self._refusals.add(terms.entitlement, terms.precedence, inside_share=within_share)
         return refusal
 
@@ -315,7 +319,7 @@ class Ledger:
 
     def _apply(self, account: Account, terms: Terms, window_ms: int, now_ms: int) -> None:
         for old_or_new, sign in ((account.terms, -1), (terms, 1)):
-            self._withheld_tokens_per_second += sign * _part(
+            self._withheld_tokens_per_second += sign * part(
                 old_or_new.guarantee.tokens_per_second, old_or_new.withheld_ppm
             )
         account.set_rates(terms, window_ms, now_ms)
@@ -327,8 +331,8 @@ class Ledger:
             return
         self._withhold(
             account,
-            _part(max(0, guarantee.concurrency - account.concurrency), ppm),
-            _part(max(0, guarantee.kv_bytes - account.kv_bytes), ppm),
+            part(max(0, guarantee.concurrency - account.concurrency), ppm),
+            part(max(0, guarantee.kv_bytes - account.kv_bytes), ppm),
         )
 
     def _withhold(self, account: Account, concurrency: int, kv_bytes: int) -> None:
@@ -347,8 +351,3 @@ class Ledger:
 def _withdrawn(terms: Terms) -> Terms:
     """Terms of an entitlement that is gone."""
     return replace(terms, guarantee=Resources.NONE, share=Resources.NONE)
-
-
-def _part(amount: int, ppm: int) -> int:
-    """`ppm` millionths of `amount`, rounded up: half a sequence withheld is one withheld."""
-    return -(-amount * ppm // WHOLE_PPM)

@@ -4,10 +4,10 @@ The policy that runs once per tick: from what was demanded and delivered to debt
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from envoy_tokenpools.core.account import Meters
-from envoy_tokenpools.core.admission import Terms
+from envoy_tokenpools.core.admission import WHOLE_PPM, Terms, part
 from envoy_tokenpools.core.allocation import Allocation, Want, allocate
 from envoy_tokenpools.core.pool import (
     Entitlement,
@@ -25,8 +25,6 @@ from envoy_tokenpools.core.weight import (
     service_gap,
     weight,
 )
-
-WHOLE_PPM = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +119,16 @@ def _tick(
         wants.append(_want(entitlement, now, _higher(now.demand, last.demand)))
     allocation = allocate(usable, wants)
     terms = {e.name: _terms(pool, e, standings[e.name], allocation) for e in served}
+    withheld = [_withheld(each) for each in terms.values()]
+    all_sequences = sum(amount.concurrency for amount in withheld)
+    all_kv_bytes = sum(amount.kv_bytes for amount in withheld)
+    for name, own in zip(terms, withheld, strict=True):
+        reach = Resources(
+            usable.tokens_per_second,
+            max(0, usable.kv_bytes - all_kv_bytes + own.kv_bytes),
+            max(0, usable.concurrency - all_sequences + own.concurrency),
+        )
+        terms[name] = replace(terms[name], reach=reach)
     return Tick(number, usable, standings, terms, allocation.degraded)
 
 
@@ -160,12 +168,27 @@ def _want(entitlement: Entitlement, standing: Standing, demand: Resources) -> Wa
     is_degraded = entitlement.state is EntitlementState.DEGRADED
     return Want(
         name=entitlement.name,
-        service_class=ServiceClass.SPOT if is_degraded else entitlement.service_class,
+        service_class=_class_now(entitlement),
         baseline=Resources.NONE if is_degraded else entitlement.baseline,
         demand=_cap(demand, entitlement),
         weight=standing.weight,
         lends=entitlement.lends,
     )
+
+
+def _withheld(terms: Terms) -> Resources:
+    """What nobody else may use of an idle guarantee, in whole units rounded up as the ledger does."""
+    return Resources(
+        0,
+        part(terms.guarantee.kv_bytes, terms.withheld_ppm),
+        part(terms.guarantee.concurrency, terms.withheld_ppm),
+    )
+
+
+def _class_now(entitlement: Entitlement) -> ServiceClass:
+    """The class that an entitlement is served as: degraded, it lives from the surplus."""
+    is_degraded = entitlement.state is EntitlementState.DEGRADED
+    return ServiceClass.SPOT if is_degraded else entitlement.service_class
 
 
 def _terms(
@@ -182,7 +205,7 @@ def _terms(
         share=_higher(allocation.shares[entitlement.name], guarantee),
         limits=entitlement.ceilings,
         withheld_ppm=withheld_ppm,
-        rank=entitlement.service_class.rank,
+        rank=_class_now(entitlement).rank,
     )
 
 

@@ -285,7 +285,7 @@ class Exchange:
 
     def _pass(self, head: Head, reply: Actions) -> Actions:
         """A request that no pool meters: it passes, unless the operator wants only metered ones."""
-        if head.is_post and self._settings.rejects_unknown_endpoints:
+        if head.sends_work and self._settings.rejects_unknown_endpoints:
             raise RequestError(404, "unknown_url", "This path is not served here.")
         self._phase = Phase.PASSING
         return (_UNMETERED, *reply)

@@ -39,7 +39,7 @@ class Head:
 
     Attributes:
         endpoint: the metered endpoint that it is for; None if it is not ours to meter.
-        is_post: whether it sends anything to be worked on.
+        sends_work: whether its method gives a backend anything to do.
         credential: the bearer token or API key; None if there is none.
         principals: names of the verified client certificate.
         content_length: as declared; None if it is not.
@@ -48,7 +48,7 @@ class Head:
     """
 
     endpoint: Endpoint | None
-    is_post: bool
+    sends_work: bool
     credential: str | None
     principals: tuple[str, ...]
     content_length: int | None
@@ -87,6 +87,9 @@ def head_from_attributes(attributes: Attributes, path_prefix: str = "") -> Head 
     return _head(pairs, path_prefix)
 
 
+_WORKING_METHODS = frozenset((b"POST", b"PUT", b"PATCH"))
+"""SGLang takes PUT where OpenAI takes POST; where a backend does not, its 405 is charged nothing."""
+
 _JOINED = re.compile(rb",[ \t]*+[A-Za-z0-9-]++[ \t]++[^ \t,]")
 """A comma, a scheme and a credential: Envoy makes one header of two `authorization`, before any filter sees them."""
 
@@ -101,8 +104,8 @@ def _head(pairs: Iterable[tuple[bytes, bytes]], path_prefix: str) -> Head:
     if _JOINED.search(found.get(b"authorization", b"")):
         repeated = b"authorization"
     endpoint = None
-    is_post = found.get(b":method") == b"POST"
-    if is_post:
+    sends_work = found.get(b":method") in _WORKING_METHODS
+    if sends_work:
         endpoint = endpoint_of(found.get(b":path", b"").decode("latin-1"), path_prefix)
     if repeated is not None and endpoint is not None:
         raise RequestError(
@@ -114,7 +117,7 @@ def _head(pairs: Iterable[tuple[bytes, bytes]], path_prefix: str) -> Head:
     encoding = found.get(b"content-encoding", b"").decode("latin-1").strip().lower()
     return Head(
         endpoint=endpoint,
-        is_post=is_post,
+        sends_work=sends_work,
         credential=_credential(found),
         principals=_principals(found.get(CLIENT_CERTIFICATE, b"").decode("latin-1")),
         content_length=_number(found.get(b"content-length", b"")),
@@ -129,10 +132,12 @@ def _number(digits: bytes) -> int | None:
 
 
 def _credential(found: dict[bytes, bytes]) -> str | None:
-    scheme, _, token = found.get(b"authorization", b"").strip().partition(b" ")
+    authorization = found.get(b"authorization", b"").strip()
+    scheme, _, token = authorization.partition(b" ")
     if scheme.lower() != b"bearer":
         token = b""
-    for value in (token, found.get(b"api-key", b""), found.get(b"x-api-key", b"")):
+    # An authorization of another form is a key that nobody has: whoever sends one is not anonymous.
+    for value in (token, found.get(b"api-key", b""), found.get(b"x-api-key", b""), authorization):
         if value.strip():
             # As the configuration's keys are encoded, so that one beyond ASCII has the same digest.
             return value.strip().decode("utf-8", "surrogateescape")

@@ -13,7 +13,13 @@ from envoy_tokenpools.openai.encoding import (
     UnknownEncodingError,
     decoder_for,
 )
-from envoy_tokenpools.openai.usage import Metered, StreamMeter, UsageMeter, meter_for
+from envoy_tokenpools.openai.usage import (
+    BodyMeter,
+    Metered,
+    StreamMeter,
+    UsageMeter,
+    meter_for,
+)
 from envoy_tokenpools.openai.withhold import UsageChunkRemover
 
 MAX_DECODED_BYTES = 32 * 1024 * 1024
@@ -51,7 +57,15 @@ class Response:
         status: HTTP status; None until it is known.
     """
 
-    __slots__ = ("_broke_off", "_decoder", "_meter", "_remover", "_withholds_usage", "status")
+    __slots__ = (
+        "_broke_off",
+        "_decoder",
+        "_is_json",
+        "_meter",
+        "_remover",
+        "_withholds_usage",
+        "status",
+    )
 
     def __init__(self, *, withholds_usage: bool) -> None:
         self.status: int | None = None
@@ -60,6 +74,7 @@ class Response:
         self._decoder: BodyDecoder | None = None
         self._remover: UsageChunkRemover | None = None
         self._broke_off = False
+        self._is_json = False
 
     def begin(self, status: int, content_type: str, encoding: str) -> None:
         """Status and headers are known; an encoding that cannot be read leaves the response unread."""
@@ -69,6 +84,7 @@ class Response:
         except UnknownEncodingError:
             return
         self._meter = meter_for(content_type)
+        self._is_json = "json" in content_type.lower()
         if self._withholds_usage and self._decoder is None and isinstance(self._meter, StreamMeter):
             self._remover = UsageChunkRemover()
 
@@ -119,6 +135,11 @@ class Response:
             return Ending.BACKEND_ERROR
         if metered is not None and metered.finished:
             return Ending.COMPLETED
-        if seen is Ending.COMPLETED and metered is not None:
-            return Ending.TRUNCATED
-        return seen
+        return Ending.TRUNCATED if seen is Ending.COMPLETED and self._shows_its_end else seen
+
+    @property
+    def _shows_its_end(self) -> bool:
+        """Whether one can tell from its content that it is whole: an event stream, or JSON that was read."""
+        if isinstance(self._meter, BodyMeter):
+            return self._is_json and not self._meter.too_large
+        return self._meter is not None

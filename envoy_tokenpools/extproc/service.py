@@ -70,7 +70,11 @@ class ExtProcService:
                 message = await stream.read()
                 if not isinstance(message, ProcessingRequest):
                     break
-                await self._act(exchange, exchange.receive(message, self._clock.now_us()), stream)
+                actions = exchange.receive(message, self._clock.now_us())
+                # A body of megabytes must not live while the next message is waited for.
+                del message
+                await self._act(exchange, actions, stream)
+                del actions
         except Exception:
             log.exception("exchange failed")
             await stream.abort(grpc.StatusCode.INTERNAL, "exchange failed")

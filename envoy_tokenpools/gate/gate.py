@@ -125,10 +125,10 @@ class Gate:
             prompt += facts.sequences * pool.flat_tokens
         learned = live.output_history(entitlement.name, learning_key(pool, facts.model)).p95
         need = Need(prompt, facts.sequences, facts.max_output_tokens, facts.decodes, facts.prompts)
-        cost = estimate(pool, entitlement, need, learned)
         terms = live.tick.terms.get(entitlement.name)
         if terms is None:
             raise RequestError(404, "model_not_found", "The entitlement has just been removed.")
+        cost = estimate(pool, entitlement, need, learned, terms.reach)
         claim = Claim(
             lease_id=self._new_lease_id(),
             terms=terms,

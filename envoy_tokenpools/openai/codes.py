@@ -18,6 +18,7 @@ class ErrorCode(enum.StrEnum):
     INTEGER_TOO_SMALL = "integer_below_min_value"
     INTEGER_TOO_LARGE = "integer_above_max_value"
     STRING_TOO_LONG = "string_above_max_length"
+    UNSUPPORTED_PARAMETER = "unsupported_parameter"
     EMPTY_ARRAY = "empty_array"
     ARRAY_TOO_LONG = "array_above_max_length"
 

@@ -5,7 +5,7 @@ Every place that a chat template or a tokenizer may take text from is read. Wher
 thing in several places, all of them are, since backends differ in which of them they take.
 """
 
-from envoy_tokenpools.openai.codes import too_many
+from envoy_tokenpools.openai.codes import ErrorCode, malformed, too_many
 from envoy_tokenpools.openai.fields import Fields, missing, required
 from envoy_tokenpools.openai.prompt import (
     MAX_PROMPTS,
@@ -49,7 +49,14 @@ def completions(fields: Fields, prompt: Prompt) -> None:
 
 
 def responses(fields: Fields, prompt: Prompt) -> None:
-    """`/v1/responses`; what the backend keeps of earlier ones is not known here."""
+    """
+    `/v1/responses`; what the backend keeps of earlier ones is not known here.
+
+    One in the background is refused: its answer is fetched later, where nobody could meter it or hold its place.
+    """
+    if fields.get("background"):
+        refusal = "'background' is not supported here: the answer must come with the request."
+        raise malformed(ErrorCode.UNSUPPORTED_PARAMETER, refusal, "background")
     given = fields.get("input")
     if type(given) is str:
         prompt.add_content(given)

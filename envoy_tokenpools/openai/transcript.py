@@ -58,6 +58,8 @@ class Message(msgspec.Struct):
     output_index: Any = None
     content_index: Any = None
     summary_index: Any = None
+    meta_info: Any = None
+    generated_text: Any = None
 
 
 _decode = msgspec.json.Decoder(Message).decode
@@ -107,6 +109,7 @@ class Transcript:
         error: whether the backend reported an error.
         overflow_chars: generated characters beyond `MAX_TEXT_CHARS`, which are not held.
         token_ids: generated tokens that came as ids, beside their text or in its place.
+        is_known: whether anything was of a dialect that is read: else its silence says nothing.
     """
 
     __slots__ = (
@@ -120,6 +123,7 @@ class Transcript:
         "_unreported",
         "error",
         "first_output",
+        "is_known",
         "overflow_chars",
         "token_ids",
     )
@@ -129,6 +133,7 @@ class Transcript:
         self.error = False
         self.overflow_chars = 0
         self.token_ids = 0
+        self.is_known = False
         self._channels: dict[tuple[int | str, ...], io.StringIO] = {}
         self._choices: dict[int, _Choice] = {}
         self._held_chars = 0
@@ -182,6 +187,7 @@ class Transcript:
         if isinstance(event.choices, list):
             choice = self._read_choices(event.choices, "delta")
         elif isinstance(event.type, str):
+            self.is_known = True
             self._read_typed_event(event.type, event)
         self._read_outcome(event, choice)
 
@@ -190,14 +196,18 @@ class Transcript:
         if isinstance(body.choices, list):
             self._read_choices(body.choices, "message")
         if isinstance(body.output, list):
+            self.is_known = True
             for place, item in enumerate(body.output):
                 if isinstance(item, dict):
                     self._read_item(place, item)
         if isinstance(body.content, list):
+            self.is_known = True
             for place, block in enumerate(body.content):
                 if isinstance(block, dict):
                     self._read_block(place, block)
-        self._write(("text",), body.text)
+        for text in (body.text, body.generated_text):
+            self.is_known = self.is_known or isinstance(text, str)
+            self._write(("text",), text)
         self._read_outcome(body, None)
         self._ended = True
 
@@ -208,8 +218,9 @@ class Transcript:
     # Usage and errors
 
     def _read_outcome(self, message: Message, choice: _Choice | None) -> None:
-        if message.usage is not None:
-            self._read_usage(message.usage, choice)
+        for usage in (message.usage, message.meta_info):  # SGLang's own dialect has it in meta_info
+            if usage is not None:
+                self._read_usage(usage, choice)
         for nested in (message.response, message.message):
             if isinstance(nested, dict):
                 self._read_usage(nested.get("usage"), None)
@@ -239,6 +250,7 @@ class Transcript:
     def _read_choices(self, choices: list[Any], part: str) -> _Choice | None:
         """Read them all; returns the choice if there is exactly one, for usage is then its own."""
         choice = None
+        self.is_known = True
         for place, fields in enumerate(choices):
             if isinstance(fields, dict):
                 choice = self._read_choice(_place(fields.get("index"), place), fields, part)

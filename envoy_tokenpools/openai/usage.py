@@ -49,7 +49,8 @@ class Metered:
             the Responses or Anthropic dialect, or a whole JSON body.
         error: whether the backend reported an error, also inside a stream that began well.
         overflow_chars: generated characters beyond what `texts` may hold.
-        unread: events, or the body, that were too large or not JSON: text or usage may be missing.
+        unread: events, or the body, that were too large, not JSON or of no known dialect: text or usage
+            may be missing.
         token_ids: generated tokens that came as ids, which some backends send beside text or in its place.
     """
 
@@ -131,9 +132,10 @@ class StreamMeter:
 class BodyMeter:
     """Meters a body that is not a stream, which it collects; above `MAX_BODY_BYTES` it gives up."""
 
-    __slots__ = ("_body", "_metered", "_transcript", "_unread")
+    __slots__ = ("_body", "_metered", "_transcript", "_unread", "too_large")
 
     def __init__(self) -> None:
+        self.too_large = False
         self._body = bytearray()
         self._transcript = Transcript()
         self._unread = 0
@@ -149,6 +151,7 @@ class BodyMeter:
         if self._unread or self._metered is not None:
             return
         if len(self._body) + len(data) > MAX_BODY_BYTES:
+            self.too_large = True
             self._unread = 1
             self._body.clear()
         else:
@@ -180,6 +183,8 @@ def _metered(transcript: Transcript, unread: int) -> Metered:
     if completion_tokens is None and prompt_tokens is not None and silent:
         completion_tokens = 0  # embeddings and their like report the prompt only
     reported = prompt_tokens is not None or completion_tokens is not None
+    if transcript.finished and not (transcript.is_known or reported or transcript.error):
+        unread += 1  # a dialect that is not read
     return Metered(
         usage=Usage(prompt_tokens, completion_tokens) if reported else None,
         texts=transcript.texts(),

@@ -1,6 +1,5 @@
 """The cases that a real Envoy takes part in: bodies, disconnects, upgrades, compression and sizes, byte for byte."""
 
-import asyncio
 import gzip
 import json
 from collections.abc import AsyncIterator
@@ -9,11 +8,9 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from envoy_tokenpools.clock import SystemClock
 from tests.support.cases import ENCODINGS, FRAME
 from tests.support.cases_wire import (
     ANSWER,
-    ONE,
     Rig,
     chunked,
     h2_request,
@@ -22,10 +19,9 @@ from tests.support.cases_wire import (
     rigged,
 )
 from tests.support.extproc import CHAT, HI, chat
-from tests.support.replay import Received, always, json_response
-from tests.support.scrapes import parse_text
+from tests.support.replay import always, json_response
 from tests.support.stack import metric_lines, total
-from tests.support.streams import S, chunk, stream_of
+from tests.support.streams import S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -87,7 +83,7 @@ async def test_an_upload_reaches_the_backend_byte_for_byte(rig: Rig) -> None:
     assert answer.status_code == 200
     assert rig.backend.received[-1].body == form
     await rig.at_rest()
-    assert charged(before, await metric_lines(rig.both))[0] == 1_024 + 5
+    assert charged(before, await metric_lines(rig.both)) == (1_024 + 1 + FRAME, 0)
 
 
 BROKEN = {
@@ -119,7 +115,7 @@ async def test_broken_bodies_are_a_400_and_the_next_request_is_served(rig: Rig) 
 
 async def test_a_compressed_request_goes_on_as_it_came(rig: Rig) -> None:
     """Case 11: gzip, br, zstd and two gzips: bytes and header unchanged, two tokens of content."""
-    hello = chat("Hello world")
+    hello = chat("Hello world", model="new-1")
     bodies = {name: encode(hello) for name, encode in ENCODINGS.items()}
     for encoding, body in {**bodies, "gzip, gzip": gzip.compress(bodies["gzip"])}.items():
         before = await metric_lines(rig.both)
@@ -180,36 +176,34 @@ async def test_bodies_up_to_the_limit_are_served_and_larger_ones_are_a_413(rig: 
     await rig.at_rest()
 
 
+TWO_KEYS = [("authorization", "Bearer vip")]
+SAME_KEY = [("authorization", "Bearer key")]
+TWO_API_KEYS = [("x-api-key", "vip"), ("x-api-key", "key")]
+CERTIFICATE = [("x-forwarded-client-cert", "URI=spiffe://vip")]
+TENANTS = [("x-tenant-id", "vip"), ("x-tenant-id", "tenant")]
+CLASS = [("x-priority-class", "critical"), ("x-tokenpools-entitlement", "vip")]
+BRACES = [("x-tenant-id", "}{vip:")]
+ODD_CASE = [("X-Tenant-ID", "vip"), ("X-TOKENPOOLS-Entitlement", "vip")]
+BLANK = [("x-tenant-id ", "vip")]
+NUL = [("x-tenant-id", "vip\0")]
+LINES = [("x-tenant-id", "vip\r\nauthorization: Bearer vip")]
+LONG = [("x-tenant-id", "v" * 1_000_000)]
+
+
 @pytest.mark.parametrize(
-    ("headers", "status"),
+    ("version", "headers", "status"),
     [
-        ([("authorization", "Bearer vip")], 400),
-        ([("Authorization", "Bearer key")], 400),
-        ([("x-api-key", "vip"), ("X-API-Key", "vip")], 400),
-        ([("x-forwarded-client-cert", "URI=spiffe://vip")], 200),
-        ([("x-tenant-id", "vip"), ("x-tenant-id", "tenant")], 200),
-        ([("x-priority-class", "critical"), ("x-tokenpools-entitlement", "vip")], 200),
-        ([("x-tenant-id", "}{vip:")], 200),
-        ([("x-tenant-id ", "vip")], 0),
-        ([("x-tenant-id", "vip\0")], 0),
-        ([("x-tenant-id", "v" * 1_000_000)], 0),
+        *((v, h, 400) for v in (1, 2) for h in (TWO_KEYS, SAME_KEY, TWO_API_KEYS)),
+        *((v, h, 200) for v in (1, 2) for h in (CERTIFICATE, TENANTS, CLASS, BRACES)),
+        (1, ODD_CASE, 200),
+        (1, LINES, 400),
+        *((1, h, 0) for h in (BLANK, NUL, LONG)),
+        *((2, h, 0) for h in (NUL, LINES)),
     ],
-    ids=[
-        "other-key",
-        "same-key",
-        "api-keys",
-        "certificate",
-        "tenants",
-        "class",
-        "braces",
-        "blank",
-        "nul",
-        "long",
-    ],
+    ids=lambda value: str(value)[:30],
 )
-@pytest.mark.parametrize("version", [1, 2])
 async def test_no_header_makes_somebody_else_of_a_caller(
-    rig: Rig, headers: list[tuple[str, str]], status: int, version: int
+    rig: Rig, version: int, headers: list[tuple[str, str]], status: int
 ) -> None:
     """Case 13: the key alone decides who pays; two of them are refused, and so is what is no header at all."""
     before = await metric_lines(rig.both)
@@ -218,9 +212,7 @@ async def test_no_header_makes_somebody_else_of_a_caller(
         answer = await raw_request(rig.port, head + HI)
     else:
         pseudo = [(":method", "POST"), (":scheme", "http"), (":authority", "test"), (":path", CHAT)]
-        lower = [(name.lower(), value) for name, value in headers]
-        key = ("authorization", "Bearer key")
-        answer = await h2_request(rig.port, [*pseudo, JSON, key, *lower], HI)
+        answer = await h2_request(rig.port, [*pseudo, JSON, SAME_KEY[0], *headers], HI)
     if status:
         assert answer.status == status
     else:
@@ -245,13 +237,19 @@ USED = b'{"choices":[{"index":0,"message":{"content":"Hello world"},"finish_reas
 WITH_USAGE = USED % b'"usage":{"prompt_tokens":5,"completion_tokens":7,"total_tokens":12},'
 
 
-@pytest.mark.parametrize(("data", "tokens"), [(WITH_USAGE, (5, 7)), (USED % b"", (1 + FRAME, 2))])
+@pytest.mark.parametrize(
+    ("model", "data", "tokens"),
+    [("m", WITH_USAGE, (5, 7)), ("new-2", USED % b"", (1 + FRAME, 2))],
+)
 async def test_an_answer_in_pieces_is_read_whole(
-    rig: Rig, data: bytes, tokens: tuple[int, int]
+    rig: Rig, model: str, data: bytes, tokens: tuple[int, int]
 ) -> None:
     """Case 26: JSON that comes byte by byte, or in two pieces, to a request for a stream too."""
     for pieces in ([data[:40], data[40:]], [data[at : at + 1] for at in range(len(data))]):
-        for asked in (HI, chat("hi", stream=True, stream_options={"include_usage": True})):
+        for asked in (
+            chat("hi", model=model),
+            chat("hi", model=model, stream=True, stream_options={"include_usage": True}),
+        ):
             before = await metric_lines(rig.both)
             raw = streamed(*pieces).replace(b"text/event-stream", b"application/json")
             rig.backend.respond = always(raw)
@@ -290,7 +288,8 @@ async def test_a_compressed_error_and_an_unreadable_answer(rig: Rig) -> None:
     await rig.quiet()
     assert charged(before, await metric_lines(rig.both)) == (0, 0)
     rig.backend.respond = always(streamed(S, headers="content-encoding: aws-chunked\r\n"))
-    answer = await raw_request(rig.port, head_of(CHAT, JSON, length(HI)) + HI)
+    asked = chat("hi", model="new-3")
+    answer = await raw_request(rig.port, head_of(CHAT, JSON, length(asked)) + asked)
     assert (answer.body, answer.header("content-encoding")) == (S, "aws-chunked")
     await rig.quiet()
     after = await metric_lines(rig.both)
@@ -318,8 +317,10 @@ async def test_a_changed_body_has_its_own_length_however_it_was_framed(rig: Rig)
     ]
     key = ("authorization", "Bearer key")
     pseudo = [(":method", "POST"), (":scheme", "http"), (":authority", "test"), (":path", CHAT)]
-    for trailers in ([], [("x-checksum", "abc")]):
-        requests.append(h2_request(rig.port, [*pseudo, JSON, key], PLAIN, trailers))
+    requests += [
+        h2_request(rig.port, [*pseudo, JSON, key], PLAIN, trailers)
+        for trailers in ([], [("x-checksum", "abc")])
+    ]
     for request in requests:
         answer = await request
         assert (answer.status, answer.body) == (200, S.replace(usage_chunk, b""))

@@ -74,9 +74,10 @@ def fuzz_encoded(data: bytes) -> dict[str, int]:
     whole, error_of_whole, truncated_whole = _decoded(other, iter((body,)), limit)
     if error is error_of_whole is None:
         assert (decoded, truncated) == (whole, truncated_whole)
-    elif "," not in coding:
-        # Of two codings, how much may lie between them depends on what came before, and so on the cuts. Of a body that
-        # is too large and damaged behind that, either may be seen first.
+    elif "," not in coding and "zstd" not in coding:
+        # Of two codings, how much may lie between them depends on what came before, and so on the cuts. zstd's library
+        # finds a compressed block of no bytes only in a frame that it gets whole. Of a body that is too large and
+        # damaged behind that, either may be seen first.
         assert error is not None, error_of_whole
         assert error_of_whole is not None, error
     return {
