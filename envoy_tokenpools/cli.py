@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import uvloop
 from envoy_tokenpools import __version__
 from envoy_tokenpools.config import Config, describe, read_config
 from envoy_tokenpools.envoyconf.bootstrap import build_bootstrap
+from envoy_tokenpools.envoyconf.istio import IstioGateway, istio_envoy_filter
 from envoy_tokenpools.envoyconf.options import EnvoyOptions, Profile
 from envoy_tokenpools.envoyconf.render import render_yaml, to_plain
 from envoy_tokenpools.errors import ConfigError, TokenpoolsError
@@ -34,7 +36,8 @@ EXIT_INTERRUPTED = 130
 def main(argv: list[str] | None = None) -> int:
     """Run the command in `argv` (the process's arguments if None); returns the exit status."""
     arguments = build_parser().parse_args(argv)
-    configure_logs(arguments.log_level)
+    quiet = "warning" if arguments.run is _demo else "info"
+    configure_logs(arguments.log_level or quiet)
     try:
         status: int = arguments.run(arguments)
     except ConfigError as error:
@@ -67,7 +70,15 @@ def _check(arguments: argparse.Namespace) -> int:
 
 def _envoy_config(arguments: argparse.Namespace) -> int:
     config = read_config(arguments.config, os.environ)
-    _say(render_yaml(to_plain(build_bootstrap(_envoy_options(arguments, config)))).rstrip())
+    options = _envoy_options(arguments, config)
+    document = to_plain(build_bootstrap(options))
+    if arguments.format == "istio":
+        gateway = IstioGateway(
+            namespace=arguments.namespace,
+            labels=dict(arguments.label or [("istio", "ingressgateway")]),
+        )
+        document = istio_envoy_filter(replace(options, keep_content_length=False), gateway)
+    _say(render_yaml(document).rstrip())
     return 0
 
 
@@ -102,7 +113,8 @@ def _run(arguments: argparse.Namespace) -> int:
         await both.start()
         _freeze()
         _say(f"Send requests to {both.url}/v1  (backend: {arguments.backend})")
-        _say(f"Look at the pools at http://127.0.0.1:{both.filter.admin_port}/")
+        admin_host = arguments.admin.rpartition(":")[0]
+        _say(f"Look at the pools at http://{admin_host}:{both.filter.admin_port}/")
         try:
             await signals.until_stopped(_reloader(both.filter, arguments.config), both.watch())
         finally:
@@ -218,6 +230,7 @@ def _envoy_options(arguments: argparse.Namespace, config: Config) -> EnvoyOption
         admin_port=getattr(arguments, "envoy_admin_port", 0),
         profile=Profile(arguments.profile),
         max_body_bytes=config.server.max_body_bytes,
+        path_prefix=config.server.path_prefix,
         metadata_namespaces=(config.claim.namespace,) if config.claim is not None else (),
     )
 
@@ -231,14 +244,25 @@ def _host_port(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def _address_or_socket(text: str) -> str:
+    """An argument of the form HOST:PORT or unix:/PATH."""
+    return text if text.startswith("unix:/") else _address(text)
+
+
 def _address(text: str) -> str:
-    """An argument of the form HOST:PORT (or unix:/PATH)."""
-    if text.startswith("unix:/"):
-        return text
+    """An argument of the form HOST:PORT."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65_535:
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
     return text
+
+
+def _label(text: str) -> tuple[str, str]:
+    """An argument of the form KEY=VALUE."""
+    key, _, value = text.partition("=")
+    if not key or not value:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    return key, value
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -249,7 +273,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     parser.add_argument(
-        "--log-level", default="info", choices=("debug", "info", "warning", "error")
+        "--log-level", choices=("debug", "info", "warning", "error"), help="default: info"
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
@@ -259,7 +283,7 @@ def build_parser() -> argparse.ArgumentParser:
     demo.add_argument("--seconds", type=int, default=20, help="how long traffic runs (default 20)")
     demo.add_argument("--keep", action="store_true", help="stay up afterwards, for curl")
     demo.add_argument("--plain", action="store_true", help="no live table, only the summary")
-    demo.set_defaults(run=_demo, log_level="warning")
+    demo.set_defaults(run=_demo)
 
     run = commands.add_parser("run", help="the filter and a real Envoy in front of a backend")
     _add_config(run)
@@ -272,8 +296,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_config(serve)
     serve.add_argument(
         "--ext-proc",
-        type=_address,
-        default="0.0.0.0:50051",
+        type=_address_or_socket,
+        default="127.0.0.1:50051",
         metavar="ADDR",
         help="HOST:PORT or unix:/PATH",
     )
@@ -287,8 +311,22 @@ def build_parser() -> argparse.ArgumentParser:
     envoy = commands.add_parser("envoy-config", help="print an Envoy configuration for a backend")
     _add_config(envoy)
     _add_envoy(envoy, listen="0.0.0.0:8080")
-    envoy.add_argument("--ext-proc", type=_address, default="127.0.0.1:50051", metavar="ADDR")
+    envoy.add_argument(
+        "--ext-proc", type=_address_or_socket, default="127.0.0.1:50051", metavar="ADDR"
+    )
     envoy.add_argument("--envoy-admin-port", type=int, default=9901, metavar="PORT")
+    envoy.add_argument(
+        "--format", choices=("envoy", "istio"), default="envoy", help="bootstrap or EnvoyFilter"
+    )
+    envoy.add_argument("--namespace", default="istio-system", help="of the gateway (istio)")
+    envoy.add_argument(
+        "--label",
+        type=_label,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="of the gateway's pods (istio); may be repeated, default istio=ingressgateway",
+    )
     envoy.set_defaults(run=_envoy_config)
     return parser
 

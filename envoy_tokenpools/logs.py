@@ -39,16 +39,17 @@ class Throttle(logging.Filter):
     """
     Lets each message through `MAX_PER_PERIOD` times in `PERIOD_SECONDS`, and then says how many it held back.
 
-    What fails with every request would else fill a disk. Messages are constant texts, so that there are few of them.
+    What fails with every request would else fill a disk. Our messages are constant texts, so that there are few of
+    them; the lines of an Envoy child are not, and each of them counts alone.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._seen: dict[tuple[str, object], list[float]] = {}
+        self._seen: dict[tuple[str, str], list[float]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether this record is written."""
-        key = (record.name, record.msg)
+        key = (record.name, record.getMessage())
         begun_count = self._seen.get(key)
         if begun_count is None or record.created - begun_count[0] >= PERIOD_SECONDS:
             if len(self._seen) >= MAX_MESSAGES:

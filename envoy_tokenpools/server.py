@@ -96,21 +96,25 @@ class FilterServer:
 
     async def start(self) -> None:
         """
-        Put the terms in force, and listen.
+        Put the terms in force, and listen; on failure nothing stays behind.
 
         Raises:
             OSError: an address cannot be bound.
         """
-        await self.gate.house.start()
-        self._house = asyncio.create_task(self.gate.house.run())
-        server = self._grpc_server()
-        self.ext_proc_port = _bind(server, self._listen.ext_proc)
-        if self._listen.admin_port is not None:
-            self.admin_port = await self._admin.start(
-                self._listen.admin_host, self._listen.admin_port
-            )
-        await server.start()
-        self._grpc = server
+        try:
+            await self.gate.house.start()
+            self._house = asyncio.create_task(self.gate.house.run())
+            server = self._grpc_server()
+            self.ext_proc_port = _bind(server, self._listen.ext_proc)
+            if self._listen.admin_port is not None:
+                self.admin_port = await self._admin.start(
+                    self._listen.admin_host, self._listen.admin_port
+                )
+            await server.start()
+            self._grpc = server
+        except BaseException:
+            await self.stop()
+            raise
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
 
     async def reload(self, config: Config) -> None:

@@ -99,6 +99,8 @@ def share_out(total: int, wanted: Sequence[int], weights: Sequence[int]) -> list
     exactly `min(total, sum(wanted))`. Ties of remainders go to the higher weight, then to the earlier position.
     """
     granted = [0] * len(wanted)
+    if total == 0:
+        return granted
     if sum(wanted) <= total:
         return list(wanted)
     # Ascending by wanted / weight: fine enough to tell any two such ratios apart while weights are below 2**63.

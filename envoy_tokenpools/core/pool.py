@@ -72,7 +72,7 @@ class EntitlementState(enum.Enum):
 
 
 class Mode(enum.Enum):
-    """`enforce` sheds; `shadow` decides, counts and logs, and lets everything pass."""
+    """`enforce` sheds; `shadow` decides and counts, and lets pass what it would shed."""
 
     ENFORCE = "enforce"
     SHADOW = "shadow"

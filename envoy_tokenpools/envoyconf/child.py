@@ -196,7 +196,8 @@ class EnvoyChild:
                 return
             text = line.decode("utf-8", "replace").rstrip()
             self._lines.append(text)
-            _LOG.info("%s", text, extra={"envoy_pid": pid})
+            # Its own --log-level has chosen already: what it says is worth seeing.
+            _LOG.warning("%s", text, extra={"envoy_pid": pid})
 
     async def _wait_until_serving(self) -> None:
         """Poll until Envoy is live and its port known; EnvoyError if it ends or is too slow."""

@@ -2,6 +2,7 @@
 The listener that clients connect to: HTTP connection manager, routes and access log.
 """
 
+import re
 from datetime import timedelta
 
 from envoy_data_plane.envoy.config.accesslog.v3 import AccessLog
@@ -199,7 +200,11 @@ def _routes(options: EnvoyOptions) -> RouteConfiguration:
                 domains=["*"],
                 routes=[
                     Route(
-                        match=RouteMatch(safe_regex=RegexMatcher(regex=UNBUFFERED_PATHS)),
+                        match=RouteMatch(
+                            safe_regex=RegexMatcher(
+                                regex=re.escape(options.path_prefix) + UNBUFFERED_PATHS
+                            )
+                        ),
                         route=action,
                         typed_per_filter_config={FILTER_NAME: Any.pack(unbuffered(options))},
                     ),

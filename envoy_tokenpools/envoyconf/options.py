@@ -133,6 +133,7 @@ class FilterOptions:
         stream_idle_timeout_ms: how long a stream may be silent, both ways, before it is ended.
         forwarded_headers: request headers that the filter gets beside those it always needs,
             such as one that a trusted proxy sets for identity.
+        path_prefix: path that the metered endpoints lie below.
         metadata_namespaces: dynamic metadata of filters before this one that the filter gets, for
             identity by a verified claim.
         keep_content_length: leave the length of responses on them; needs Envoy 1.38 or later.
@@ -151,6 +152,7 @@ class FilterOptions:
     max_streams: int = 100_000
     stream_idle_timeout_ms: int = 3_600_000
     forwarded_headers: tuple[str, ...] = ()
+    path_prefix: str = ""
     metadata_namespaces: tuple[str, ...] = ()
     keep_content_length: bool = True
 

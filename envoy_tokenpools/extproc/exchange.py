@@ -179,20 +179,15 @@ class Exchange:
         return () if self._observes else (Reply(replies.immediate(answer)),)
 
     def rejected(self, error: RequestError) -> Actions:
-        """The request cannot be served, whatever the load: answer the client, and tell."""
+        """The request cannot be served, whatever the load: answer the client. What the gate decided, it has told."""
         if self._unseen is not None:
             return self._said(self._pass_unseen())
-        order = self._order
-        event = Decided(
-            Decision.REJECTED,
-            reason=error.code,
-            pool=order.pool.name if order is not None else "",
-            entitlement=order.entitlement.name if order is not None else "",
-            service_class=order.entitlement.service_class if order is not None else None,
-        )
         endpoint = self._head.endpoint if self._head is not None else None
         dialect = endpoint.dialect if endpoint is not None else Dialect.OPENAI
-        return (Tell(event), *self.refused(error_answer(error, dialect)))
+        answer = self.refused(error_answer(error, dialect))
+        if self._order is not None:
+            return answer
+        return (Tell(Decided(Decision.REJECTED, reason=error.code)), *answer)
 
     def finish(self, *, shutting_down: bool = False) -> Actions:
         """

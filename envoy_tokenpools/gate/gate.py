@@ -11,7 +11,7 @@ from envoy_tokenpools.clock import Clock
 from envoy_tokenpools.config import Config
 from envoy_tokenpools.core.admission import Claim, Refusal
 from envoy_tokenpools.core.cost import Need, estimate
-from envoy_tokenpools.core.pool import Mode, Pool
+from envoy_tokenpools.core.pool import Mode
 from envoy_tokenpools.core.tick import is_served
 from envoy_tokenpools.errors import RequestError, StoreError
 from envoy_tokenpools.gate import answering
@@ -110,14 +110,21 @@ class Gate:
             RequestError: 400, the request can never fit; 404, a reload has just removed the entitlement.
         """
         started_us = self._clock.now_us()
+        try:
+            return await self._admit(order, started_us)
+        except RequestError as error:
+            self._tell_refused(order, error.code, started_us)
+            raise
+
+    async def _admit(self, order: Order, started_us: int) -> Verdict:
         pool, entitlement, facts = order.pool, order.entitlement, order.facts
         if not is_served(entitlement):
             reason = f"entitlement_{entitlement.state.value.lower()}"
             return self._refuse(order, answering.not_served(order), reason, started_us)
         live = self.house.pool(pool)
-        raw_prompt = await self._count(pool, facts.texts)
+        raw_prompt = await self._count(order, live, facts.texts)
         if facts.shared_texts:
-            raw_prompt += facts.prompts * await self._count(pool, facts.shared_texts)
+            raw_prompt += facts.prompts * await self._count(order, live, facts.shared_texts)
         raw_prompt += facts.token_ids + facts.overhead_tokens
         prompt = live.prompt_ratio(learning_key(pool, facts.model)).apply(raw_prompt)
         prompt += facts.images * pool.image_tokens + facts.audio_clips * pool.audio_tokens
@@ -166,9 +173,14 @@ class Gate:
         )
         return Admitted(order, outcome, reply.balance, raw_prompt)
 
-    async def _count(self, pool: Pool, texts: Sequence[str]) -> int:
-        count = self._counter.count_now(pool.tokenizer, texts)
-        return await self._counter.count(pool.tokenizer, texts) if count is None else count
+    async def _count(self, order: Order, live: LivePool, texts: Sequence[str]) -> int:
+        """Count; of one entitlement's long prompts one at a time, so that they do not hold up everybody's."""
+        vocabulary = order.pool.tokenizer
+        count = self._counter.count_now(vocabulary, texts)
+        if count is not None:
+            return count
+        async with live.counting(order.entitlement.name):
+            return await self._counter.count(vocabulary, texts)
 
     async def _reserve(self, pool: str, claim: Claim) -> Reply:
         """Reserve; a claim whose caller is cancelled meanwhile is undone, whether it was taken or not."""
@@ -189,9 +201,21 @@ class Gate:
     def _refuse(
         self, order: Order, answer: Answer, reason: str, started_us: int, prompt: int = 0
     ) -> Refused:
+        outcome = Decision.SHED if answer.status == 429 else Decision.REJECTED
+        self._tell_refused(order, reason, started_us, outcome, prompt)
+        return Refused(answer)
+
+    def _tell_refused(
+        self,
+        order: Order,
+        reason: str,
+        started_us: int,
+        outcome: Decision = Decision.REJECTED,
+        prompt: int = 0,
+    ) -> None:
         self._observer.decided(
             Decided(
-                outcome=Decision.SHED if answer.status == 429 else Decision.REJECTED,
+                outcome=outcome,
                 reason=reason,
                 pool=order.pool.name,
                 entitlement=order.entitlement.name,
@@ -200,7 +224,6 @@ class Gate:
                 decision_us=self._clock.now_us() - started_us,
             )
         )
-        return Refused(answer)
 
     # ------------------------------------------------------------------ settle
 

@@ -4,7 +4,7 @@ What goes on between requests: ticks, renewal of leases, the sweep of lost ones,
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from envoy_tokenpools.clock import Clock
 from envoy_tokenpools.config import Config
@@ -21,7 +21,10 @@ from envoy_tokenpools.store.base import Store
 log = logging.getLogger(__name__)
 
 ROUND_SECONDS = 0.25
-"""How often the house is looked after: the shortest tick is 1 s, and a ramp moves every second."""
+"""How often the house is looked after; the shortest tick is 1 s."""
+
+RAMP_STEP_MS = 1_000
+"""How often shares follow a ramp, whatever the tick."""
 
 RENEWALS_PER_TTL = 3
 """A lease is renewed this often within its time to live, so that two lost renewals do not end it."""
@@ -44,8 +47,11 @@ class Housekeeper:
             self._live[pool.name] = self._new_pool(pool, now_ms)
 
     def pool(self, pool: Pool) -> LivePool:
-        """The live state of `pool`; of its last state if a reload has removed it meanwhile."""
-        return self._live[pool.name]
+        """The live state of `pool`, also of one that a reload has removed and whose requests still end."""
+        live = self._live.get(pool.name)
+        if live is None:
+            live = self._live[pool.name] = self._new_pool(pool, self._clock.now_ms())
+        return live
 
     def pools(self) -> Iterable[LivePool]:
         """The pools of the configuration in force."""
@@ -71,30 +77,57 @@ class Housekeeper:
     async def run(self) -> None:
         """Look after the house until cancelled."""
         while True:
-            try:
-                await self.round()
-            except Exception:
-                # Without further rounds every lease would be lost: a fault of ours must not end them.
-                self._store_answers = False
-                log.exception("housekeeping failed")
+            await self.round()
             await asyncio.sleep(ROUND_SECONDS)
 
     async def round(self) -> None:
-        """Do whatever is due: renew, sweep, tick. A store failure is counted, and tried again next round."""
+        """
+        Do whatever is due: renew, sweep, tick.
+
+        What fails for one pool is counted, tried again next round, and holds up no other pool.
+        """
+        # First, for we may have been held up longer than leases live, and those held here are not lost.
+        answers = await self._answers(self._renew) if self._is_renewal_due() else True
+        for live in list(self._live.values()):
+            answers = await self._answers(self._look_after, live) and answers
+        self._store_answers = answers
+
+    async def _answers(self, work: Callable[..., Awaitable[None]], *about: LivePool) -> bool:
+        """Do something that needs the store; False if it failed."""
         try:
-            # First, for we may have been held up longer than leases live, and those held here are not lost.
-            if self._clock.now_ms() >= self._renew_due_ms:
-                await self._renew()
-            for live in self.pools():
-                for lease in await self._store.sweep(live.pool.name):
-                    self._expired(live, lease)
-                if self._clock.now_ms() >= live.tick_due_ms:
-                    await self._tick(live)
-            self._store_answers = True
+            await work(*about)
         except StoreError as error:
-            self._store_answers = False
             self._observer.store_failed("housekeeping")
             log.warning("store failed", extra={"operation": "housekeeping", "error": str(error)})
+        except Exception:
+            # A fault of ours in one pool must not cost the others their leases.
+            log.exception("housekeeping failed")
+        else:
+            return True
+        return False
+
+    async def _look_after(self, live: LivePool) -> None:
+        name, now_ms = live.pool.name, self._clock.now_ms()
+        for lease in await self._store.sweep(name):
+            self._expired(live, lease)
+        if name not in self._config.pools:
+            if not self._held.get(name):
+                self._forget(name)
+        elif now_ms >= live.tick_due_ms or self._has_moved(live, now_ms):
+            await self._tick(live)
+
+    def _has_moved(self, live: LivePool, now_ms: int) -> bool:
+        """Whether a ramp has changed what is usable since a second ago: guarantees must not wait for a long tick."""
+        moved = live.ramp.usable(now_ms) != live.tick.usable
+        return moved and now_ms >= live.tick_due_ms - live.pool.tick_ms + RAMP_STEP_MS
+
+    def _is_renewal_due(self) -> bool:
+        return self._clock.now_ms() >= self._renew_due_ms
+
+    def _forget(self, name: str) -> None:
+        """A pool that is gone and holds nothing."""
+        del self._live[name]
+        self._held.pop(name, None)
 
     async def reload(self, config: Config) -> None:
         """
@@ -113,6 +146,7 @@ class Housekeeper:
                     pool.capacity, now_ms=now_ms, per_second=pool.ramp_per_second
                 )
             live.pool = pool
+            live.keep_learned(pool)
             live.tick_due_ms = min(live.tick_due_ms, now_ms + pool.tick_ms)
             live.tick = first_tick(pool, live.ramp.usable(now_ms), live.tick.standings)
         self._config = config

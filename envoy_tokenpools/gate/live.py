@@ -2,6 +2,7 @@
 A pool as this replica knows it between two ticks.
 """
 
+import asyncio
 from dataclasses import dataclass, field
 
 from envoy_tokenpools.core.cost import OutputHistory, PromptRatio
@@ -33,6 +34,14 @@ class LivePool:
     outputs: dict[tuple[str, str], OutputHistory] = field(default_factory=dict)
     ratios: dict[str, PromptRatio] = field(default_factory=dict)
     view: LedgerView = field(default_factory=lambda: LedgerView(InUse(), {}))
+    _counting: dict[str, asyncio.Lock] = field(default_factory=dict)
+
+    def counting(self, entitlement: str) -> asyncio.Lock:
+        """Held while a long prompt of `entitlement` is counted."""
+        lock = self._counting.get(entitlement)
+        if lock is None:
+            lock = self._counting[entitlement] = asyncio.Lock()
+        return lock
 
     def output_history(self, entitlement: str, model: str) -> OutputHistory:
         """Outputs of `entitlement` with `model`."""
@@ -40,6 +49,15 @@ class LivePool:
         if history is None:
             history = self.outputs[entitlement, model] = OutputHistory()
         return history
+
+    def keep_learned(self, pool: Pool) -> None:
+        """Forget what was learned about entitlements and models that are not in `pool`."""
+        self.outputs = {
+            (entitlement, model): history
+            for (entitlement, model), history in self.outputs.items()
+            if entitlement in pool.entitlements and model in pool.models
+        }
+        self.ratios = {m: ratio for m, ratio in self.ratios.items() if m in pool.models}
 
     def prompt_ratio(self, model: str) -> PromptRatio:
         """The learned ratio of `model`."""
