@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from envoy_tokenpools.core.admission import Claim
 from envoy_tokenpools.core.ledger import InUse
 from envoy_tokenpools.observer import Ending
+from envoy_tokenpools.store.base import Reply
 from tests.support.cases import FRAME, ONE_AT_A_TIME, SSE, THOUSAND, Filter, running
 from tests.support.extproc import (
     HI,
@@ -99,10 +101,20 @@ async def test_a_client_that_leaves_frees_its_place(stage: int) -> None:
         await desk.at_rest()
 
 
-@pytest.mark.parametrize("rounds", range(4))
+class FarStore(DistantStore):
+    """A store whose answers travel too."""
+
+    async def reserve(self, pool: str, claim: Claim) -> Reply:
+        """See `Store`."""
+        reply = await super().reserve(pool, claim)
+        await asyncio.sleep(0)
+        return reply
+
+
+@pytest.mark.parametrize("rounds", range(5))
 async def test_a_client_that_leaves_while_the_store_decides_frees_its_place(rounds: int) -> None:
     """Case 37: the reservation that is on its way, or just made, is undone."""
-    async with running(ONE_AT_A_TIME, store=DistantStore) as desk:
+    async with running(ONE_AT_A_TIME, store=FarStore) as desk:
         for _ in range(25):
             stream = desk.stream()
             await stream.say(post_rh())

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from envoy_tokenpools.core.cost import (
     MIN_OUTPUT_SAMPLES,
+    MIN_RATIO_TOKENS,
     OUTPUT_SAMPLES,
     RATIO_BOUNDS,
     Cost,
@@ -199,6 +200,36 @@ def test_the_room_is_that_of_the_entitlement() -> None:
         estimate(POOL, guaranteed, chat(92), None)
 
 
+def within(sequences: int = 16, room: int = ROOM) -> Resources:
+    """What the others leave of the pool: so many sequences, and a KV cache of `room` tokens."""
+    return Resources(5_000, room * KV_BYTES_PER_TOKEN, sequences)
+
+
+def test_a_request_wider_than_what_others_leave_takes_all_of_that() -> None:
+    """Sixteen sequences where four are withheld for somebody else are twelve; their output counts in full."""
+    cost = estimate(POOL, SPOT, chat(10, sequences=16), None, within(sequences=12))
+    assert (cost.concurrency, cost.output_tokens) == (12, 160)
+
+
+def test_the_room_is_what_others_leave() -> None:
+    """A default is clamped to it, and so is a batch; a prompt with a stated maximum beyond it is a 400."""
+    reach = within(room=100)
+    assert estimate(POOL, SPOT, chat(), None, reach).tokens == 100
+    batch = Need(900, 1, None, decodes=False, prompts=9)
+    assert estimate(POOL, SPOT, batch, None, reach).kv_bytes == reach.kv_bytes
+    assert estimate(POOL, SPOT, chat(91), None, reach).tokens == 100
+    with pytest.raises(RequestError, match="at most 100 tokens"):
+        estimate(POOL, SPOT, chat(92), None, reach)
+
+
+def test_where_others_leave_nothing_the_request_still_has_a_cost() -> None:
+    """It is refused for now, and not for ever: no 400, no cost of nothing."""
+    for reach in (Resources.NONE, within(sequences=0), Resources(0, KV_BYTES_PER_TOKEN - 1, 0)):
+        cost = estimate(POOL, SPOT, chat(10, sequences=4), None, reach)
+        assert (cost.concurrency, cost.tokens) == (1, 49)
+        assert cost.kv_bytes > reach.kv_bytes or cost.concurrency > reach.concurrency
+
+
 @given(
     prompt=st.integers(0, 2 * ROOM),
     sequences=st.integers(1, 40),
@@ -278,7 +309,7 @@ def test_the_ratio_converges_on_what_the_backend_reports() -> None:
     ratio = PromptRatio()
     assert ratio.apply(1_000) == 1_000
     for _ in range(100):
-        ratio.learn(reported=130, estimated=100)
+        ratio.learn(reported=1_300, estimated=1_000)
     assert ratio.apply(1_000) == pytest.approx(1_300, abs=3)
 
 
@@ -293,12 +324,25 @@ def test_the_ratio_stays_within_its_bounds(reports: list[tuple[int, int]]) -> No
         assert abs(ratio.value - before) <= (high - low) / 20 + 1e-9
 
 
-@pytest.mark.parametrize(("reported", "estimated"), [(0, 100), (100, 0), (-1, 100), (100, -1)])
+@pytest.mark.parametrize(
+    ("reported", "estimated"), [(0, 1_000), (1_000, 0), (-1, 1_000), (1_000, -1)]
+)
 def test_an_empty_report_teaches_nothing(reported: int, estimated: int) -> None:
     """A missing count is no count of zero."""
     ratio = PromptRatio()
     ratio.learn(reported=reported, estimated=estimated)
     assert ratio.value == 1.0
+
+
+def test_a_short_prompt_teaches_nothing() -> None:
+    """The template's own 28 tokens around one word are no reason to take long prompts for three times as long."""
+    ratio = PromptRatio()
+    for _ in range(100):
+        ratio.learn(reported=3 * (MIN_RATIO_TOKENS - 1), estimated=MIN_RATIO_TOKENS - 1)
+        ratio.learn(reported=29, estimated=9)
+    assert ratio.apply(1_000) == 1_000
+    ratio.learn(reported=3 * MIN_RATIO_TOKENS, estimated=MIN_RATIO_TOKENS)
+    assert ratio.apply(1_000) > 1_000
 
 
 def test_a_corrected_estimate_of_something_is_something() -> None:

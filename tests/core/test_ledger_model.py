@@ -1,5 +1,6 @@
 """The ledger under any sequence of operations, against a model that only remembers which leases live."""
 
+import copy
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -46,8 +47,8 @@ COSTS = st.builds(
     Cost,
     prompt_tokens=st.integers(0, 1_500),
     output_tokens=st.integers(0, 500),
-    kv_bytes=st.integers(0, 3_000),
-    concurrency=st.integers(1, 4),
+    kv_bytes=st.integers(0, 3_000) | st.integers(0, CAPACITY.kv_bytes),
+    concurrency=st.integers(1, 4) | st.integers(1, CAPACITY.concurrency),
 )
 
 DRAINED_MS = 10**9
@@ -119,6 +120,7 @@ class LedgerModel(RuleBasedStateMachine):
             enforce=enforce,
         )
         before = self.ledger.view().total
+        refusals = copy.deepcopy(self.ledger._refusals)
         outcome = self.ledger.reserve(claim, self.now_ms)
         if isinstance(outcome, Refusal):
             assert enforce
@@ -126,6 +128,8 @@ class LedgerModel(RuleBasedStateMachine):
             assert outcome.need > outcome.available >= 0 or outcome.need == 0
             assert outcome.retry_after_ms >= 1
             assert self.model or outcome.reason is not Reason.LOW_PRIORITY, "nobody to pass"
+            if not self._fits_alone(name, cost):
+                assert self.ledger._refusals == refusals, "nobody waits for what can never be"
             return multiple()
         self.model[claim.lease_id] = Live(name, cost, outcome.expires_at_ms)
         self._check_admission(outcome)
@@ -289,6 +293,16 @@ class LedgerModel(RuleBasedStateMachine):
             limits = terms.limits
             assert limits.concurrency is None or account.concurrency <= limits.concurrency
             assert limits.kv_bytes is None or account.kv_bytes <= limits.kv_bytes
+
+    def _fits_alone(self, name: str, cost: Cost) -> bool:
+        """Whether the pool has the room while all others leave of it what they do not withhold."""
+        account = self.ledger._accounts[name]
+        others = self.ledger._withheld_concurrency - account.withheld_concurrency
+        others_kv_bytes = self.ledger._withheld_kv_bytes - account.withheld_kv_bytes
+        return (
+            cost.concurrency <= self.usable.concurrency - others
+            and cost.kv_bytes <= self.usable.kv_bytes - others_kv_bytes
+        )
 
     def _end(self, lease_id: str) -> None:
         del self.model[lease_id]

@@ -108,5 +108,20 @@ def test_the_last_slot_goes_to_the_under_served() -> None:
 def test_a_lone_batch_request_on_an_idle_pool_is_admitted() -> None:
     """Whoever was refused before: priority is for a pool that is in use."""
     ledger, usable = Ledger(), amount(sequences=4)
-    assert not admitted(take(ledger, "c", 1, usable, whose=CRITICAL, sequences=5))
+    take(ledger, "held", 1, usable, whose=CRITICAL)
+    assert not admitted(take(ledger, "c", 1, usable, whose=CRITICAL, sequences=4))
+    assert not admitted(take(ledger, "b", 1, usable, whose=BATCH))
+    ledger.settle("held", 1, 0)
     assert admitted(take(ledger, "b", 1, usable, whose=BATCH))
+
+
+@pytest.mark.parametrize(
+    ("sequences", "kv_bytes", "waits"), [(4, 100, True), (5, 1, False), (1, 101, False)]
+)
+def test_nobody_waits_for_what_can_never_be(sequences: int, kv_bytes: int, *, waits: bool) -> None:
+    """A refusal counts against the others only if an empty pool would have had the room, at its limit too."""
+    ledger, usable = Ledger(), amount(sequences=4, kv_bytes=100)
+    take(ledger, "held", 1, usable, whose=CRITICAL, kv_bytes=1)
+    absurd = take(ledger, "c", 1, usable, whose=CRITICAL, sequences=sequences, kv_bytes=kv_bytes)
+    assert refused(absurd).reason is Reason.POOL_CONTENDED
+    assert admitted(take(ledger, "b", 1, usable, whose=BATCH)) is not waits

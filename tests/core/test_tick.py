@@ -328,6 +328,15 @@ def test_a_degraded_entitlement_lives_from_the_surplus(service_class: ServiceCla
     assert alone.share == ceiling
 
 
+@pytest.mark.parametrize("service_class", list(ServiceClass))
+def test_a_degraded_entitlement_ranks_with_spot(service_class: ServiceClass) -> None:
+    """Whatever its class was: who lives from the surplus goes before nobody of a class that has its own."""
+    bound = entitlement("lost", service_class, BASELINE)
+    one = pool(CAPACITY, replace(bound, state=DEGRADED))
+    assert first_tick(one, CAPACITY).terms["lost"].rank == SPOT.rank
+    assert first_tick(pool(CAPACITY, bound), CAPACITY).terms["lost"].rank == service_class.rank
+
+
 def test_a_degraded_entitlement_is_admitted_while_there_is_room() -> None:
     """And refused when there is none, though it was guaranteed once."""
     lost = replace(entitlement("lost", GUARANTEED, BASELINE), state=DEGRADED)

@@ -2,7 +2,8 @@
 
 import gzip
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 
 import psutil
 import pytest
@@ -11,6 +12,7 @@ import pytest_asyncio
 from tests.support.cases import ENCODINGS, FRAME
 from tests.support.cases_wire import (
     ANSWER,
+    Answered,
     Rig,
     chunked,
     h2_request,
@@ -307,22 +309,18 @@ async def test_a_changed_body_has_its_own_length_however_it_was_framed(rig: Rig)
     assert (len(PLAIN), len(ASKING)) == (71, 111)
     usage_chunk = S[S.index(b'data: {"id":"c1"', S.index(b" world")) : S.index(b"data: [DONE]")]
     rig.backend.respond = always(streamed(S, headers="connection: close\r\n"))
-    requests = [
-        raw_request(rig.port, head_of(CHAT, JSON, length(PLAIN)) + PLAIN),
-        raw_request(
-            rig.port,
-            head_of(CHAT, JSON, ("transfer-encoding", "chunked")),
-            chunked(PLAIN[:10], PLAIN[10:]),
-        ),
-    ]
     key = ("authorization", "Bearer key")
     pseudo = [(":method", "POST"), (":scheme", "http"), (":authority", "test"), (":path", CHAT)]
-    requests += [
-        h2_request(rig.port, [*pseudo, JSON, key], PLAIN, trailers)
-        for trailers in ([], [("x-checksum", "abc")])
+    declared = head_of(CHAT, JSON, length(PLAIN))
+    in_pieces = head_of(CHAT, JSON, ("transfer-encoding", "chunked"))
+    requests: list[Callable[[], Awaitable[Answered]]] = [
+        partial(raw_request, rig.port, declared + PLAIN),
+        partial(raw_request, rig.port, in_pieces, chunked(PLAIN[:10], PLAIN[10:])),
+        partial(h2_request, rig.port, [*pseudo, JSON, key], PLAIN),
+        partial(h2_request, rig.port, [*pseudo, JSON, key], PLAIN, [("x-checksum", "abc")]),
     ]
     for request in requests:
-        answer = await request
+        answer = await request()
         assert (answer.status, answer.body) == (200, S.replace(usage_chunk, b""))
         sent = rig.backend.received[-1]
         assert sent.body == ASKING

@@ -72,13 +72,15 @@ def unfinished(*pieces: bytes) -> Callable[[Received, asyncio.StreamWriter], Awa
 
 
 @contextlib.asynccontextmanager
-async def connected(rig: Rig, sent: bytes) -> AsyncIterator[asyncio.StreamReader]:
+async def connected(
+    rig: Rig, sent: bytes
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A client that has sent these bytes, and leaves at the end."""
     reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
     writer.write(sent)
     await writer.drain()
     try:
-        yield reader
+        yield reader, writer
     finally:
         writer.close()
         with contextlib.suppress(ConnectionError):
@@ -136,7 +138,7 @@ async def test_a_client_that_leaves_frees_its_place(rig: Rig, stage: str) -> Non
     for _ in range(8):
         before = await metric_lines(rig.both)
         rig.backend.respond = respond
-        async with connected(rig, sent) as reader:
+        async with connected(rig, sent) as (reader, _):
             await rig.held(held)
             if awaited:
                 await asyncio.wait_for(reader.readuntil(awaited), WITHIN_S)
@@ -165,7 +167,7 @@ async def test_a_client_that_leaves_frees_its_place(rig: Rig, stage: str) -> Non
 )
 async def test_a_body_that_does_not_end_holds_nothing(rig: Rig, sent: bytes) -> None:
     """Case 41: nothing is reserved while Envoy waits, the backend is not asked, others are served."""
-    async with connected(rig, sent) as reader:
+    async with connected(rig, sent) as (reader, _):
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(reader.readuntil(b"HTTP/1.1 200"), 0.3)
         await rig.quiet()
@@ -214,15 +216,14 @@ async def test_a_websocket_is_neither_awaited_nor_watched(rig: Rig) -> None:
     """Case 42: bytes go both ways at once, nothing is reserved, one bypassed request is counted."""
     before = await metric_lines(rig.both)
     upgrade = head_of("/v1/realtime?model=one", ("upgrade", "websocket"), method="GET")
-    reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
-    writer.write(upgrade.replace(b"connection: close", b"connection: upgrade"))
-    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), WITHIN_S)
-    assert head.startswith(b"HTTP/1.1 101")
-    for frame in (b"\x81\x05hello", b"\x82\x04" + bytes(4)):
-        writer.write(frame)
-        assert await asyncio.wait_for(reader.readexactly(len(frame)), WITHIN_S) == frame
-    await rig.quiet()
-    writer.close()
+    upgrade = upgrade.replace(b"connection: close", b"connection: upgrade")
+    async with connected(rig, upgrade) as (reader, writer):
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), WITHIN_S)
+        assert head.startswith(b"HTTP/1.1 101")
+        for frame in (b"\x81\x05hello", b"\x82\x04" + bytes(4)):
+            writer.write(frame)
+            assert await asyncio.wait_for(reader.readexactly(len(frame)), WITHIN_S) == frame
+        await rig.quiet()
     await rig.at_rest()
     after = await metric_lines(rig.both)
     bypassed = [total(metrics, REQUESTS, 'outcome="bypassed"') for metrics in (before, after)]

@@ -8,13 +8,14 @@ import pytest
 from envoy_tokenpools.extproc import replies
 from envoy_tokenpools.gate.directory import Directory
 from envoy_tokenpools.observer import Ending
-from envoy_tokenpools.openai.usage import Usage
+from envoy_tokenpools.openai.usage import MAX_BODY_BYTES, Usage
 from tests.support.extproc import Conversation, Message, chat, post_rh, rb, sb, sh, st
 from tests.support.streams import S_EVENTS, S, chunk, stream_of
 
 SSE = "text/event-stream"
 ANSWER = b'{"choices":[{"index":0,"message":{"content":"Hello"},"finish_reason":"stop"}]}'
 ERROR = b'{"error":{"message":"boom","type":"server_error","code":500}}'
+SOUND = b"\xff\xfb\x90\x00" * 50
 UNFINISHED = stream_of(*S_EVENTS[:2])
 SILENT = stream_of(*S_EVENTS[:3])
 
@@ -60,6 +61,14 @@ def admitted(directory: Directory, *, stream: bool = True) -> Conversation:
         ([sh("weird"), sb(ANSWER, eos=True)], Ending.COMPLETED, 0),
         ([sh("", None), sb(ANSWER, eos=True)], Ending.COMPLETED, 0),
         ([sh(200, None), sb(ANSWER, eos=True)], Ending.COMPLETED, 200),
+        ([sh(200), sb(b'{"result":"Hello"}', eos=True)], Ending.COMPLETED, 200),
+        ([sh(200, "audio/mpeg"), sb(SOUND), sb(SOUND, eos=True)], Ending.COMPLETED, 200),
+        ([sh(200, "audio/mpeg"), sb(SOUND), st()], Ending.COMPLETED, 200),
+        ([sh(200, "audio/mpeg"), sb(SOUND)], Ending.CLIENT_GONE, 200),
+        ([sh(200, "text/plain; charset=utf-8"), sb(b"Hello", eos=True)], Ending.COMPLETED, 200),
+        ([sh(200, "text/plain"), sb(b"Hello")], Ending.CLIENT_GONE, 200),
+        ([sh(200, "Application/JSON"), sb(ANSWER[:30], eos=True)], Ending.TRUNCATED, 200),
+        ([sh(200, "application/vnd.x+json"), sb(b"{", eos=True)], Ending.TRUNCATED, 200),
     ],
 )
 def test_what_was_seen_names_the_ending(
@@ -70,6 +79,22 @@ def test_what_was_seen_names_the_ending(
     talk.say(*messages)
     talk.end()
     assert (talk.outcome.ending, talk.outcome.status) == (ending, status)
+
+
+@pytest.mark.parametrize(
+    ("length", "ending"),
+    [(MAX_BODY_BYTES, Ending.TRUNCATED), (MAX_BODY_BYTES + 1, Ending.COMPLETED)],
+)
+def test_json_that_is_too_large_to_read_is_not_called_cut(
+    directory: Directory, length: int, ending: Ending
+) -> None:
+    """A long list of embeddings ended as it should; of what was read one can tell that it did not."""
+    talk = admitted(directory, stream=False)
+    body = b'{"data":[' + b"0," * (length // 2)
+    talk.say(sh(), sb(body[: length - 1]), sb(body[length - 1 : length], eos=True))
+    assert talk.outcome.ending is ending
+    assert talk.outcome.metered is not None
+    assert talk.outcome.metered.unread == 1
 
 
 @pytest.mark.parametrize(

@@ -132,9 +132,11 @@ def test_an_upload_of_a_caller_with_several_pools_needs_a_default() -> None:
     [
         rh([(":method", "POST"), (":path", "/v1/files")]),
         post_rh("/v1/files"),
+        rh([(":method", "PUT"), (":path", "/v1/files")]),
+        rh([(":method", "PATCH"), (":path", "/v1/files")]),
         rb(b"{}", given=head_attributes("/v1/files")),
     ],
-    ids=["without a key", "headers", "compact"],
+    ids=["without a key", "headers", "PUT", "PATCH", "compact"],
 )
 def test_unknown_paths_can_be_refused(directory: Directory, message: Message) -> None:
     """Where the operator wants only what is metered: 404, told as such."""
@@ -145,7 +147,7 @@ def test_unknown_paths_can_be_refused(directory: Directory, message: Message) ->
     assert talk.told == [Decided(Decision.REJECTED, reason="unknown_url")]
 
 
-@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS"])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "DELETE"])
 def test_what_sends_nothing_to_work_on_passes_all_the_same(
     directory: Directory, method: str
 ) -> None:
@@ -153,6 +155,19 @@ def test_what_sends_nothing_to_work_on_passes_all_the_same(
     talk = Conversation.begin(directory, rejects_unknown_endpoints=True)
     (reply,) = talk.say(rh([(":method", method), (":path", "/v1/models")], eos=True))
     assert bytes(reply) == replies.PASS_UNMETERED
+
+
+@pytest.mark.parametrize("method", ["PUT", "PATCH"])
+def test_work_is_metered_whatever_the_method_is_called(directory: Directory, method: str) -> None:
+    """SGLang generates for a PUT too: identified, decided and settled like a POST."""
+    headers = [(":method", method), (":path", "/v1/chat/completions")]
+    (reply,) = Conversation.begin(directory).say(rh(headers))
+    assert immediate_of(reply)[0] == 401
+    talk = Conversation.begin(directory)
+    talk.say(rh([*headers, ("authorization", "Bearer key-a")]), rb(HI))
+    assert talk.admissions == 1
+    talk.say(sh(405, "application/json"), sb(b'{"detail":"Method Not Allowed"}', eos=True))
+    assert (talk.outcome.ending, talk.outcome.status) == (Ending.BACKEND_ERROR, 405)
 
 
 def test_metered_paths_lie_below_a_prefix(directory: Directory) -> None:

@@ -151,6 +151,17 @@ def test_nobody_in_particular_is_who_sends_no_key() -> None:
     assert owner(trusting(), post_rh(key=None)) == 401
 
 
+@pytest.mark.parametrize("value", ["Basic a2V5LWxvdw==", "Token key-low", "Bearer", "Bearer "])
+def test_an_authorization_of_another_form_is_not_nobody_in_particular(value: str) -> None:
+    """A key that was meant but is none is wrong, also where anonymous ones are served; another header may have it."""
+    path, authorization = "/v1/chat/completions", ("authorization", value)
+    for directory in (trusting(), trusting(anonymous=True)):
+        assert owner(directory, post_rh(path, authorization, key=None)) == 401
+        for name in ("api-key", "x-api-key"):
+            keyed = post_rh(path, authorization, (name, "key-low"), key=None)
+            assert owner(directory, keyed) == "low"
+
+
 def test_a_claim_names_the_caller_in_the_compact_configuration() -> None:
     """The metadata comes with the first message, whichever it is."""
     talk = Conversation.begin(trusting())

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 import pytest
 
-from envoy_tokenpools.core.pool import ServiceClass
 from envoy_tokenpools.errors import RequestError
 from envoy_tokenpools.extproc import replies
 from envoy_tokenpools.extproc.requesting import ADMIT_BODY
@@ -268,20 +267,12 @@ def test_a_shed_request_is_answered_and_told_by_the_gate(directory: Directory) -
     assert talk.told == []
 
 
-def test_a_request_that_can_never_fit_is_told_with_its_owner(directory: Directory) -> None:
-    """The gate's own error is an answer like any other, and counted under the entitlement."""
+def test_a_request_that_can_never_fit_is_told_by_the_gate(directory: Directory) -> None:
+    """Its error is an answer like any other; to tell it here too would count it twice."""
     error = RequestError(400, "context_length_exceeded", "Too long.", "messages")
     talk = Conversation.begin(directory, judge=lambda _: error)
     assert refusal(talk, [post_rh(), rb(HI)]) == (400, "context_length_exceeded")
-    assert talk.told == [
-        Decided(
-            Decision.REJECTED,
-            reason="context_length_exceeded",
-            pool="pool",
-            entitlement="a",
-            service_class=ServiceClass.ELASTIC,
-        )
-    ]
+    assert talk.told == []
 
 
 def test_refused_at_its_trailers(directory: Directory) -> None:

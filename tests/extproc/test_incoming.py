@@ -60,20 +60,33 @@ def texts(**values: str) -> Attributes:
         ("HEAD", "/", None),
         ("OPTIONS", "/v1/chat/completions", None),
         ("post", "/v1/chat/completions", None),
+        ("DELETE", "/v1/chat/completions", None),
+        ("PUT", "/v1/chat/completions", Endpoint.CHAT),
+        ("PATCH", "/v1/responses", Endpoint.RESPONSES),
+        ("PUT", "/v1/files", None),
     ],
 )
-def test_only_a_post_to_a_known_path_is_metered(
+def test_only_work_for_a_known_path_is_metered(
     method: str, path: str, endpoint: Endpoint | None
 ) -> None:
-    """Everything else is not ours to judge."""
+    """Some backends take PUT where OpenAI takes POST; everything else is not ours to judge."""
     assert head_of((":method", method), (":path", path)).endpoint is endpoint
+
+
+@pytest.mark.parametrize(
+    ("method", "sends_work"),
+    [("POST", True), ("PUT", True), ("PATCH", True), ("GET", False), ("DELETE", False)],
+)
+def test_a_method_tells_whether_there_is_work_to_do(method: str, *, sends_work: bool) -> None:
+    """Also on a path that nobody knows."""
+    assert head_of((":method", method), (":path", "/v1/files")).sends_work is sends_work
 
 
 def test_a_message_without_headers_is_metered_by_nobody() -> None:
     """Envoy's `forward_rules` kept even the path from us."""
     assert head_from_headers(HttpHeaders()) == Head(
         endpoint=None,
-        is_post=False,
+        sends_work=False,
         credential=None,
         principals=(),
         content_length=None,
@@ -92,10 +105,6 @@ def test_a_message_without_headers_is_metered_by_nobody() -> None:
         ([("authorization", "Bearer sk-1")], "sk-1"),
         ([("authorization", "bearer sk-1")], "sk-1"),
         ([("authorization", "  BEARER   sk-1  ")], "sk-1"),
-        ([("authorization", "Bearer")], None),
-        ([("authorization", "Bearer ")], None),
-        ([("authorization", "sk-1")], None),
-        ([("authorization", "Basic c2stMQ==")], None),
         ([("authorization", "Bearer a b")], "a b"),
         ([("authorization", "")], None),
         ([("api-key", "sk-2")], "sk-2"),
@@ -105,6 +114,8 @@ def test_a_message_without_headers_is_metered_by_nobody() -> None:
         ([("x-api-key", "sk-3"), ("api-key", "sk-2")], "sk-2"),
         ([("authorization", "Basic c2stMQ=="), ("x-api-key", "sk-3")], "sk-3"),
         ([("authorization", "Bearer "), ("api-key", " "), ("x-api-key", "sk-3")], "sk-3"),
+        ([("authorization", "Token sk-1"), ("api-key", "sk-2")], "sk-2"),
+        ([("authorization", "  ")], None),
         ([("x-tenant-id", "vip"), ("x-forwarded-for", "10.0.0.1")], None),
     ],
 )
@@ -113,6 +124,17 @@ def test_the_first_credential_in_their_order_counts(
 ) -> None:
     """Bearer token, then `api-key`, then `x-api-key`; nothing else identifies anybody."""
     assert head(*headers).credential == credential
+
+
+@pytest.mark.parametrize(
+    "value", ["Bearer", "Bearer ", "Basic c2stMQ==", "Token sk-1", "Bearersk-1", "Digest a=b"]
+)
+def test_an_authorization_of_another_form_is_a_key_that_nobody_has(value: str) -> None:
+    """Whoever sends one is not anonymous; but it is nobody's key either, with whatever it ends."""
+    for found in (head(("authorization", value)), head_from_attributes(texts(authorization=value))):
+        assert found is not None
+        assert found.credential is not None
+        assert credential_digest(found.credential) != credential_digest("sk-1")
 
 
 @pytest.mark.parametrize("key", ["schlüssel", "ключ", "鍵", "à"])
@@ -285,7 +307,8 @@ def test_without_the_path_there_is_no_head() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "endpoint"), [(None, Endpoint.CHAT), ("POST", Endpoint.CHAT), ("GET", None)]
+    ("method", "endpoint"),
+    [(None, Endpoint.CHAT), ("POST", Endpoint.CHAT), ("PUT", Endpoint.CHAT), ("GET", None)],
 )
 def test_a_method_that_is_not_among_the_attributes_is_post(
     method: str | None, endpoint: Endpoint | None

@@ -32,6 +32,7 @@ _CODINGS = (
 )
 _LIMITS = (1 << 20, 64 * 1024, 1_000, 10)
 _PIECES = (1 << 30, 16 * 1024, 64, 1)
+_MAX_PIECES = 2_000
 
 
 def _raw_deflate(plain: bytes) -> bytes:
@@ -60,6 +61,7 @@ def fuzz_encoded(data: bytes) -> dict[str, int]:
     coding = _CODINGS[data[0] % len(_CODINGS)]
     limit, piece = _LIMITS[data[1] & 3], _PIECES[data[1] >> 2 & 3]
     body = data[2:]
+    piece = max(piece, len(body) // _MAX_PIECES)
     try:
         decoder = decoder_for(coding, limit)
     except UnknownEncodingError:

@@ -222,7 +222,7 @@ async def test_a_store_that_is_away_answers_503_and_is_counted() -> None:
     ],
 )
 async def test_a_request_that_can_never_fit_is_an_error(body: bytes, code: str) -> None:
-    """400, for the exchange to answer and tell; nothing is held, nothing told twice."""
+    """400, for the exchange to answer; told once with its owner, and nothing is held."""
     capacity = amount(kv_bytes=1_000 * KV_BYTES_PER_TOKEN)
     who = replace(SPOT, limits=Limits(concurrency=4))
     desk = await GateDesk.open(small(capacity, who))
@@ -230,7 +230,48 @@ async def test_a_request_that_can_never_fit_is_an_error(body: bytes, code: str) 
         await desk.ask(body)
     assert (raised.value.status, raised.value.code) == (400, code)
     assert await desk.total() == InUse()
-    assert desk.observer.decisions == []
+    assert desk.observer.decisions == [
+        Decided(
+            Outcome.REJECTED,
+            reason=code,
+            pool="pool",
+            entitlement="a",
+            service_class=ServiceClass.SPOT,
+        )
+    ]
+
+
+async def test_a_request_wider_than_what_is_not_withheld_runs_alone() -> None:
+    """Sixteen sequences where four are somebody's own are twelve; who comes meanwhile waits, and none for ever."""
+    own = entitlement("d", ServiceClass.DEDICATED, amount(1, 4, 1))
+    wide = entitlement("a", ServiceClass.ELASTIC, amount(1, 1, 1))
+    desk = await GateDesk.open(small(amount(sequences=16), own, wide, OTHER))
+    admitted = await desk.admit(by_ids(10, output=2, n=16))
+    assert admitted.lease.cost.concurrency == 12
+    refused = await desk.refuse(by_ids(10), "b")
+    assert headers_of(refused)["x-tokenpools-reason"] == "pool_contended"
+    await desk.settle(admitted)
+    await desk.admit(by_ids(10), "b")
+
+
+async def test_long_prompts_of_one_entitlement_are_counted_one_at_a_time() -> None:
+    """They hold up their own, and nobody else's."""
+    desk = await GateDesk.open(small())
+    desk.counter.held = asyncio.Event()
+    asking = [
+        asyncio.create_task(desk.ask(b'{"model":"m","prompt":"%s"}' % text, name))
+        for text, name in ((b"one", "a"), (b"two", "a"), (b"three", "b"))
+    ]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert desk.counter.counted == [("one",), ("three",)]
+    asking[0].cancel()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert desk.counter.counted == [("one",), ("three",), ("two",)]
+    desk.counter.held.set()
+    verdicts = await asyncio.gather(*asking, return_exceptions=True)
+    assert [isinstance(verdict, Admitted) for verdict in verdicts] == [False, True, True]
 
 
 # Costs
@@ -280,7 +321,7 @@ async def test_what_is_read_with_every_document_counts_that_often() -> None:
 async def test_work_that_is_no_text_costs_a_flat_amount() -> None:
     """Each picture that is made, beside the words that ask for it."""
     desk = await GateDesk.open(replace(small(), flat_tokens=300))
-    body = {"model": "m", "prompt": "a cat", "n": 2}
+    body = {"model": "m", "prompt": "a cat " * 100, "n": 2}
     admitted = await desk.ask(json.dumps(body).encode(), endpoint=Endpoint.IMAGES)
     assert isinstance(admitted, Admitted)
     words = admitted.raw_prompt_tokens
@@ -312,18 +353,18 @@ async def test_prompts_are_corrected_as_the_backend_reports() -> None:
     """A tokenizer that splits twice as fine is learned; other models are not affected."""
     desk = await GateDesk.open(replace(small(), models=("m", "n")))
     for _ in range(200):
-        admitted = await desk.admit(by_ids(100))
-        await desk.settle(admitted, metered(Usage(200, 1), "x"))
-    assert (await desk.admit(by_ids(100))).lease.cost.prompt_tokens == 200
-    assert (await desk.admit(by_ids(100, model="n"))).lease.cost.prompt_tokens == 100
+        admitted = await desk.admit(by_ids(200))
+        await desk.settle(admitted, metered(Usage(400, 1), "x"))
+    assert (await desk.admit(by_ids(200))).lease.cost.prompt_tokens == 400
+    assert (await desk.admit(by_ids(200, model="n"))).lease.cost.prompt_tokens == 200
 
 
 async def test_names_that_clients_make_up_teach_nothing_new() -> None:
     """In the default pool any name is served, and learned under the pool's own."""
     desk = await GateDesk.open(small(), default_pool="pool")
     for number in range(30):
-        admitted = await desk.admit(by_ids(10, model=f"junk-{number}"))
-        await desk.settle(admitted, metered(Usage(20, 1), "x"))
+        admitted = await desk.admit(by_ids(200, model=f"junk-{number}"))
+        await desk.settle(admitted, metered(Usage(400, 1), "x"))
     (report,) = desk.gate.report()
     assert list(report.prompt_ratios) == ["m"]
     assert len(desk.gate.house.pool(admitted.order.pool).outputs) == 1

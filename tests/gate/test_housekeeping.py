@@ -1,7 +1,7 @@
 """What goes on between requests."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,6 +12,7 @@ from envoy_tokenpools.core.ledger import InUse
 from envoy_tokenpools.core.pool import Pool, ServiceClass
 from envoy_tokenpools.core.resources import Resources
 from envoy_tokenpools.core.tick import Tick
+from envoy_tokenpools.errors import StoreError
 from envoy_tokenpools.gate import housekeeping
 from envoy_tokenpools.gate.housekeeping import RENEWALS_PER_TTL
 from envoy_tokenpools.observer import Ending, Settled
@@ -191,90 +192,6 @@ async def test_a_lost_lease_of_nobody_known_is_taken_back_silently() -> None:
     assert desk.observer.settlements == []
 
 
-# Reloads
-
-
-async def test_a_reload_keeps_leases_debts_and_lessons() -> None:
-    """Of pools and entitlements of the same name."""
-    desk = await GateDesk.open(replace(POOL, capacity=replace(CAPACITY, concurrency=1)))
-    admitted = await desk.admit(by_ids(100))
-    await desk.refuse(by_ids(300), "b")
-    await desk.pass_ms(5_000)
-    live = desk.gate.house.pool(POOL)
-    live.prompt_ratio("m").value = 2.0
-    debt = tick_of(desk).standings["b"].debt
-    assert debt > 0
-    wider = replace(ELASTIC, slo_target_ms=100)
-    await desk.gate.reload(configured(replace(POOL, entitlements={"a": SPOT, "b": wider})))
-    assert tick_of(desk).standings["b"].debt == debt
-    assert (await desk.total()).in_flight == 1
-    desk.clock.advance(4_000)  # the ramp of what the reload added
-    assert (await desk.admit(by_ids(100), "b")).lease.cost.prompt_tokens == 200
-    await desk.pass_ms(TTL_MS // RENEWALS_PER_TTL)
-    await desk.pass_ms(TTL_MS - 1)
-    await desk.settle(admitted, metered(Usage(100, 1), "x"))
-    assert (await desk.total()).in_flight == 1
-
-
-async def test_lost_capacity_counts_at_once_and_returns_slowly() -> None:
-    """A quarter of what came back each second; a reload in between does not start it over."""
-    desk = await GateDesk.open(POOL)
-    half = replace(POOL, capacity=replace(CAPACITY, concurrency=4))
-    await desk.gate.reload(configured(half))
-    assert desk.gate.report()[0].usable.concurrency == 4
-    for number in range(4):
-        await desk.admit(by_ids(1 + number))
-    assert (await desk.refuse(by_ids(1), "b")).answer.status == 429
-    await desk.gate.reload(configured(POOL))
-    assert (await desk.refuse(by_ids(1), "b")).answer.status == 429
-    desk.clock.advance(1_000)
-    await desk.gate.reload(configured(replace(POOL, image_tokens=7)))
-    await desk.admit(by_ids(2), "b")
-    assert (await desk.refuse(by_ids(1), "b")).answer.status == 429
-    for second, sequences in ((1, 5), (2, 6), (3, 7), (4, 8), (5, 8)):
-        assert desk.gate.report()[0].usable.concurrency == sequences, second
-        desk.clock.advance(1_000)
-
-
-async def test_shorter_lives_and_ticks_count_from_the_reload_on() -> None:
-    """Not only when the next renewal or tick of the old length is due."""
-    slow = replace(POOL, tick_ms=30_000)
-    desk = await GateDesk.open(slow, server=ServerSettings(lease_ttl_ms=3_600_000))
-    await desk.pass_ms(0)
-    short = ServerSettings(lease_ttl_ms=5_000)
-    await desk.gate.reload(configured(replace(POOL, tick_ms=1_000), server=short))
-    await desk.admit(by_ids(100))
-    for _ in range(6):
-        await desk.pass_ms(1_000)
-    assert (await desk.total()).in_flight == 1
-    assert tick_of(desk).number == 6
-
-
-async def test_a_reload_adds_and_removes_pools() -> None:
-    """The new one serves at once; leases of the old one are settled in its books."""
-    desk = await GateDesk.open(POOL)
-    admitted = await desk.admit(by_ids(100))
-    new = replace(POOL, name="new", models=("m",), entitlements={"a": SPOT})
-    await desk.gate.reload(configured(new))
-    assert [report.name for report in desk.gate.report()] == ["new"]
-    assert (await desk.admit(by_ids(100))).order.pool.name == "new"
-    for _ in range(4):
-        await desk.pass_ms(TTL_MS // 2)
-    assert (await desk.total("pool")).in_flight == 1
-    await desk.settle(admitted, metered(Usage(100, 1), "x"))
-    assert await desk.total("pool") == InUse()
-
-
-async def test_a_reload_changes_who_is_known() -> None:
-    """By the new configuration alone."""
-    desk = await GateDesk.open(POOL)
-    changed = configured(replace(POOL, entitlements={"c": replace(SPOT, name="c")}))
-    await desk.gate.reload(changed)
-    assert desk.gate.config is changed
-    await desk.admit(by_ids(10), "c")
-    assert desk.gate.directory.identify("key-c")
-
-
 # Failures
 
 
@@ -341,6 +258,32 @@ async def test_a_tick_whose_terms_could_not_be_published_is_taken_again() -> Non
     assert store.calls.count("publish") == 1
     await desk.pass_ms(250)
     assert store.calls.count("publish") == 1
+
+
+async def test_what_fails_for_one_pool_holds_up_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """Neither the store's failures nor a fault of ours: the other's lost leases return, and its ticks are taken."""
+    faults: tuple[Exception, ...] = (StoreError("away", transient=True), ZeroDivisionError())
+    for fault in faults:
+        desk, store = await distant(POOL, replace(POOL, name="other", models=("n",)))
+        sweep = store.sweep
+
+        async def failing(
+            name: str,
+            fault: Exception = fault,
+            sweep: Callable[[str], Awaitable[tuple[Lease, ...]]] = sweep,
+        ) -> tuple[Lease, ...]:
+            if name == "pool":
+                raise fault
+            return await sweep(name)
+
+        store.sweep = failing  # type: ignore[method-assign, assignment]
+        lost = claim("foreign", cost(), terms("a"), CAPACITY, ttl_ms=1)
+        await store.reserve("other", lost)
+        await desk.pass_ms(5_000)
+        assert await desk.total("other") == InUse()
+        assert (tick_of(desk).number, tick_of(desk, "other").number) == (0, 1)
+        assert not desk.gate.is_ready
+    assert "housekeeping failed" in [record.getMessage() for record in caplog.records]
 
 
 async def test_a_report_keeps_the_last_reading_when_the_store_is_away() -> None:

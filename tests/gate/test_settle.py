@@ -1,5 +1,6 @@
 """Settlement: charged, given back, told, and learned from."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from envoy_tokenpools.openai.usage import Metered, Usage, UsageSource
 from tests.support.extproc import chat
 from tests.support.gate import DistantStore, GateDesk, by_ids, metered
 from tests.support.pools import amount, entitlement, pool
+from tests.support.streams import of_body
 
 
 def small(tokens: int = 1_000_000) -> Pool:
@@ -143,11 +145,11 @@ async def learned(
 async def test_only_whole_answers_teach(ending: Ending) -> None:
     """What was cut says nothing about how long answers are."""
     desk = await GateDesk.open(small())
-    admitted = await desk.admit(by_ids(100, output=50))
-    await learned(desk, admitted, *[(ending, metered(Usage(500, 3), "x"))] * 30)
+    admitted = await desk.admit(by_ids(1_000, output=50))
+    await learned(desk, admitted, *[(ending, metered(Usage(5_000, 3), "x"))] * 30)
     assert live_of(desk).output_history("a", "m").p95 is None
     assert live_of(desk).prompt_ratio("m").value == 1.0
-    await learned(desk, admitted, *[(Ending.COMPLETED, metered(Usage(500, 3), "x"))] * 30)
+    await learned(desk, admitted, *[(Ending.COMPLETED, metered(Usage(5_000, 3), "x"))] * 30)
     assert live_of(desk).output_history("a", "m").p95 == 3
     assert live_of(desk).prompt_ratio("m").value > 1.0
 
@@ -161,10 +163,30 @@ async def test_what_was_only_reserved_teaches_nothing() -> None:
     assert live_of(desk).output_history("a", "m").p95 is None
 
 
+async def test_an_answer_in_a_dialect_that_is_not_read_is_no_answer_of_nothing() -> None:
+    """It is whole and says nothing that we understand: charged as reserved, and nothing is learned."""
+    desk = await GateDesk.open(small())
+    admitted = await desk.admit(by_ids(1_000, output=900))
+    await learned(desk, admitted, *[(Ending.COMPLETED, of_body({"result": "one two"}))] * 30)
+    settled = desk.observer.settlements[0]
+    assert (settled.prompt_tokens, settled.completion_tokens) == (100, 900)
+    assert settled.completion_source is UsageSource.ESTIMATED
+    assert live_of(desk).output_history("a", "m").p95 is None
+
+
+async def test_a_short_prompt_teaches_no_ratio() -> None:
+    """What the chat template adds to a word says nothing of long prompts; its output teaches like any other."""
+    desk = await GateDesk.open(small())
+    admitted = await desk.admit(by_ids(60, output=50))
+    await learned(desk, admitted, *[(Ending.COMPLETED, metered(Usage(40, 3), "x"))] * 30)
+    assert live_of(desk).prompt_ratio("m").value == 1.0
+    assert live_of(desk).output_history("a", "m").p95 == 3
+
+
 async def test_counted_outputs_teach() -> None:
     """They were seen whole."""
     desk = await GateDesk.open(small())
-    admitted = await desk.admit(by_ids(100, output=50))
+    admitted = await desk.admit(by_ids(1_000, output=50))
     await learned(desk, admitted, *[(Ending.COMPLETED, metered(None, "one two three"))] * 30)
     assert live_of(desk).output_history("a", "m").p95 == 3
     assert live_of(desk).prompt_ratio("m").value == 1.0
@@ -181,10 +203,11 @@ async def test_an_output_is_learned_per_sequence() -> None:
 async def test_embeddings_teach_no_output() -> None:
     """They have none; their prompts teach like others."""
     desk = await GateDesk.open(small())
-    admitted = await desk.ask(b'{"model":"m","input":"one two"}', endpoint=Endpoint.EMBEDDINGS)
+    body = json.dumps({"model": "m", "input": "one two " * 100}).encode()
+    admitted = await desk.ask(body, endpoint=Endpoint.EMBEDDINGS)
     assert isinstance(admitted, Admitted)
     assert admitted.lease.cost.output_tokens == 0
-    await learned(desk, admitted, *[(Ending.COMPLETED, metered(Usage(4, 0)))] * 30)
+    await learned(desk, admitted, *[(Ending.COMPLETED, metered(Usage(400, 0)))] * 30)
     assert live_of(desk).output_history("a", "m").p95 is None
     assert live_of(desk).prompt_ratio("m").value > 1.0
 
@@ -193,7 +216,8 @@ async def test_prompts_with_pictures_teach_no_ratio() -> None:
     """What the backend reports for them is not about text."""
     desk = await GateDesk.open(small())
     image = {"type": "image_url", "image_url": {"url": "https://x/y.png"}}
-    admitted = await desk.ask(chat([image], max_tokens=4), endpoint=Endpoint.CHAT)
+    text = {"type": "text", "text": "one two " * 100}
+    admitted = await desk.ask(chat([text, image], max_tokens=4), endpoint=Endpoint.CHAT)
     assert isinstance(admitted, Admitted)
     await learned(desk, admitted, *[(Ending.COMPLETED, metered(Usage(9_000, 3), "x"))] * 30)
     assert live_of(desk).prompt_ratio("m").value == 1.0

@@ -10,7 +10,7 @@ from envoy_tokenpools.openai.usage import (
     StreamMeter,
     Usage,
 )
-from tests.support.streams import fed, of_body, of_stream
+from tests.support.streams import chunk, fed, of_body, of_stream, total
 
 
 @pytest.mark.parametrize("object_name", ["list", "embeddings"])
@@ -159,3 +159,89 @@ def test_transcriptions() -> None:
     """Transcribed text is generated text, whole or streamed."""
     assert of_body({"text": "hello"}).texts == ("hello",)
     assert of_stream({"type": "transcript.text.delta", "delta": "hello"}).texts == ("hello",)
+
+
+# Dialects that are not OpenAI's
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"result": "Hello"},
+        {"message": {"role": "assistant", "content": "Hello"}, "done": True},
+        {"object": "list", "data": [{"embedding": [0.5]}]},
+        [{"text": "Hello", "meta_info": {"completion_tokens": 2}}],
+        "Hello",
+        {"text": None, "generated_text": None, "choices": None, "output": None, "content": None},
+        {"usage": {}, "meta_info": {"id": "x"}},
+    ],
+)
+def test_a_whole_answer_in_an_unknown_dialect_is_unread(body: object) -> None:
+    """Its silence about text and usage is ours, not the backend's."""
+    metered = of_body(body)
+    assert metered == Metered(
+        usage=None, texts=(), finished=True, error=False, overflow_chars=0, unread=1
+    )
+
+
+def test_a_whole_stream_in_an_unknown_dialect_is_unread() -> None:
+    """Once it has ended, however many events it had; before that it may still say something."""
+    events = [{"token": {"text": "Hello"}}, {"message": {"content": "x"}, "done": True}]
+    assert of_stream(*events, "[DONE]").unread == 1
+    assert of_stream(*events).unread == 0
+    assert of_stream(*events, {"token": None}, "{broken", "[DONE]").unread == 2
+    assert of_stream(*events, chunk({"content": "a"}), "[DONE]").unread == 0
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"choices": []},
+        {"output": []},
+        {"content": []},
+        {"text": ""},
+        {"generated_text": ""},
+        {"data": [], "usage": {"prompt_tokens": 4}},
+        {"meta_info": {"completion_tokens": 0}},
+        {"error": "boom"},
+        {"object": "error"},
+    ],
+)
+def test_an_answer_of_nothing_in_a_known_dialect_is_read(body: dict[str, object]) -> None:
+    """It generated nothing, reported its usage, or failed: no more is to be known."""
+    assert (of_body(body).unread, of_body(body).texts) == (0, ())
+
+
+@pytest.mark.parametrize("kind", ["message_stop", "response.completed"])
+def test_a_typed_end_is_of_a_known_dialect(kind: str) -> None:
+    """The Responses and Anthropic dialects name their events."""
+    metered = of_stream({"type": kind})
+    assert (metered.finished, metered.unread) == (True, 0)
+
+
+def test_the_counts_of_sglangs_own_dialect_are_usage() -> None:
+    """In `meta_info`, on every event of a stream, cumulative."""
+    info = {"prompt_tokens": 7, "completion_tokens": 3, "finish_reason": {"type": "length"}}
+    body = of_body({"text": "Hello world", "meta_info": info})
+    assert (body.usage, body.texts, body.unread) == (Usage(7, 3), ("Hello world",), 0)
+    events = [
+        {"text": "Hello", "meta_info": {"prompt_tokens": 7, "completion_tokens": tokens}}
+        for tokens in (1, 2, 5)
+    ]
+    assert of_stream(*events, "[DONE]").usage == Usage(7, 5)
+    assert of_stream(*events[:2]).usage == Usage(7, 2)
+    assert of_stream(*events, "[DONE]").unread == 0
+
+
+@pytest.mark.parametrize("junk", [None, [], "7", {"prompt_tokens": "7", "completion_tokens": True}])
+def test_counts_of_a_wrong_type_in_sglangs_dialect_are_ignored(junk: object) -> None:
+    """As in `usage`."""
+    assert of_stream({"text": "Hello", "meta_info": junk}, total(1, 2)).usage == Usage(1, 2)
+    assert of_body({"text": "Hello", "meta_info": junk}).usage is None
+
+
+def test_the_text_of_tgis_own_dialect_is_text() -> None:
+    """It reports no usage, so that its text is counted."""
+    metered = of_body({"generated_text": "Hello world"})
+    assert (metered.usage, metered.texts, metered.unread) == (None, ("Hello world",), 0)

@@ -309,6 +309,23 @@ def test_prompts_that_come_as_embeddings_are_counted_by_their_size() -> None:
     assert (error.code, error.param) == (ErrorCode.ARRAY_TOO_LONG, "prompt_embeds")
 
 
+@pytest.mark.parametrize("background", [True, 1, "true"])
+def test_a_response_in_the_background_is_refused(background: object) -> None:
+    """Its answer would be fetched where nobody meters it, while its lease is long over."""
+    body = {**SMALLEST[Endpoint.RESPONSES], "background": background}
+    error = refusal(Endpoint.RESPONSES, json.dumps(body).encode())
+    assert (error.code, error.param) == (ErrorCode.UNSUPPORTED_PARAMETER, "background")
+    assert error.code == "unsupported_parameter"
+
+
+@pytest.mark.parametrize("background", [False, None])
+def test_a_response_in_the_foreground_is_read(background: object) -> None:
+    """Which is what it says by default; other endpoints do not know the field."""
+    for endpoint in (Endpoint.RESPONSES, Endpoint.CHAT):
+        assert parse(endpoint, **SMALLEST[endpoint], background=background).texts == ("hi",)
+    assert parse(Endpoint.CHAT, **SMALLEST[Endpoint.CHAT], background=True).texts == ("hi",)
+
+
 def test_earlier_messages_of_a_response_are_read() -> None:
     """A backend may take up a conversation that the client kept."""
     facts = parse(

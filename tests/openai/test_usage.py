@@ -286,7 +286,9 @@ def test_body_above_the_bound_is_unread(monkeypatch: pytest.MonkeyPatch) -> None
     assert fed(BodyMeter(), _BODY[:10], _BODY[10:]).usage == Usage(5, 7)
     meter = BodyMeter()
     meter.feed(_BODY)
+    assert not meter.too_large
     meter.feed(b" ")
+    assert meter.too_large
     assert not meter._body
     meter.feed(_BODY)
     assert meter.finish() == Metered(

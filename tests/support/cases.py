@@ -143,8 +143,8 @@ class Stream:
         """All replies so far."""
         return [Response.parse(payload) for payload in self.payloads]
 
-    def begin(self, message: Message) -> None:
-        """Send a message without waiting for what comes of it."""
+    def begin(self, message: Message | bytes) -> None:
+        """Send a message, maybe as the bytes that it is, without waiting for what comes of it."""
         self._asks.clear()
         self._incoming.put_nowait(parse_request(bytes(message)))
 

@@ -103,7 +103,7 @@ async def raw_request(port: int, *pieces: bytes) -> Answered:
         with contextlib.suppress(ConnectionError):
             data = await asyncio.wait_for(reader.read(-1), WITHIN_S)
     finally:
-        writer.close()
+        await _closed(writer)
     head, _, body = data.partition(b"\r\n\r\n")
     while head.startswith(b"HTTP/1.1 1"):
         head, _, body = body.partition(b"\r\n\r\n")
@@ -161,7 +161,13 @@ async def h2_request(
         await writer.drain()
         return await asyncio.wait_for(_h2_answer(connection, reader, writer), WITHIN_S)
     finally:
-        writer.close()
+        await _closed(writer)
+
+
+async def _closed(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
 
 
 async def _h2_answer(
