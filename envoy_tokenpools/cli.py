@@ -231,6 +231,7 @@ def _envoy_options(arguments: argparse.Namespace, config: Config) -> EnvoyOption
         profile=Profile(arguments.profile),
         max_body_bytes=config.server.max_body_bytes,
         path_prefix=config.server.path_prefix,
+        access_log=arguments.access_log,
         metadata_namespaces=(config.claim.namespace,) if config.claim is not None else (),
     )
 
@@ -336,6 +337,9 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_envoy(parser: argparse.ArgumentParser, *, listen: str) -> None:
+    parser.add_argument(
+        "--access-log", action="store_true", help="Envoy writes a JSON line per request to stdout"
+    )
     parser.add_argument("--backend", required=True, metavar="URL", help="http://HOST:PORT")
     parser.add_argument("--listen", type=_address, default=listen, metavar="HOST:PORT")
     parser.add_argument(

@@ -8,6 +8,7 @@ import itertools
 import logging
 import random
 import secrets
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -176,7 +177,16 @@ class FilterServer:
             await self._health.set(service, status)
 
 
+def _refuse_taken_socket(path: str) -> None:
+    """Else gRPC takes the socket file over silently, and whoever had it would later remove it under us."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        if probe.connect_ex(path) == 0:
+            raise OSError(f"cannot listen for Envoy on unix:{path}: another process serves there")
+
+
 def _bind(server: grpc.aio.Server, address: str) -> int:
+    if address.startswith("unix:"):
+        _refuse_taken_socket(address.removeprefix("unix:"))
     try:
         port: int = server.add_insecure_port(address)
     except RuntimeError as error:

@@ -75,7 +75,7 @@ class ServerSettings:
 
     max_body_bytes: int = 8 * 1_024**2
     path_prefix: str = ""
-    rejects_unknown_endpoints: bool = False
+    rejects_unknown_endpoints: bool = True
     lease_ttl_ms: int = 60_000
     drain_ms: int = 30_000
 

@@ -263,7 +263,7 @@ class ServerFields(_Fields):
         8 * 1_024**2
     )
     path_prefix: Annotated[str, AfterValidator(_path_prefix)] = ""
-    unknown_endpoints: Literal["pass", "reject"] = "pass"
+    unknown_endpoints: Literal["pass", "reject"] = "reject"
     lease_ttl: Annotated[int, BeforeValidator(DurationRange(5_000, 3_600_000))] = 60_000
     drain: Annotated[int, BeforeValidator(DurationRange(0, 3_600_000))] = 30_000
 

@@ -123,10 +123,11 @@ def _tick(
     all_sequences = sum(amount.concurrency for amount in withheld)
     all_kv_bytes = sum(amount.kv_bytes for amount in withheld)
     for name, own in zip(terms, withheld, strict=True):
+        # Of the whole capacity, also while some of it is lost: what fits then is refused for now, not for ever.
         reach = Resources(
-            usable.tokens_per_second,
-            max(0, usable.kv_bytes - all_kv_bytes + own.kv_bytes),
-            max(0, usable.concurrency - all_sequences + own.concurrency),
+            pool.capacity.tokens_per_second,
+            max(0, pool.capacity.kv_bytes - all_kv_bytes + own.kv_bytes),
+            max(0, pool.capacity.concurrency - all_sequences + own.concurrency),
         )
         terms[name] = replace(terms[name], reach=reach)
     return Tick(number, usable, standings, terms, allocation.degraded)

@@ -179,6 +179,8 @@ class EnvoyChild:
             *arguments,
             stdin=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
+            # A Ctrl-C or a service manager that signals our group must not end it before it has drained.
+            start_new_session=True,
             limit=_LINE_LIMIT_BYTES,
         )
         stderr = self._process.stderr

@@ -67,6 +67,9 @@ STRIPPED_PREFIXES = (
 )
 """Request headers that a client may not set, removed before any filter runs."""
 
+REQUEST_HEADERS_TIMEOUT_S = 15
+"""How long a client may take to send the headers of a request."""
+
 UNBUFFERED_PATHS = (
     "/v1/(files|uploads|audio/(transcriptions|translations)|images/(edits|variations)|realtime)"
     "(/.*)?"
@@ -127,6 +130,8 @@ def traffic_settings(options: FilterOptions) -> HttpConnectionManager:
     return HttpConnectionManager(
         # 5 min by default; a model may think longer than that before its first byte.
         stream_idle_timeout=timedelta(milliseconds=options.stream_idle_timeout_ms),
+        # Off by default: clients that never finish their headers would hold connections for an hour.
+        request_headers_timeout=timedelta(seconds=REQUEST_HEADERS_TIMEOUT_S),
         # The filter and the backend must agree on what the path is.
         normalize_path=True,
         merge_slashes=True,

@@ -114,6 +114,7 @@ _RESPONSE_HEADERS = (Reply(replies.CONTINUE_RESPONSE_HEADERS),)
 _RESPONSE_BODY = (Reply(replies.CONTINUE_RESPONSE_BODY),)
 _RESPONSE_TRAILERS = (Reply(replies.CONTINUE_RESPONSE_TRAILERS),)
 _UNMETERED = Tell(Decided(Decision.BYPASSED, reason="unmetered"))
+_NOT_TAKEN = Tell(Decided(Decision.REJECTED, reason="body_not_taken"))
 _BODY_NOT_SENT = Tell(Decided(Decision.BYPASSED, reason="body_not_sent"))
 
 
@@ -340,7 +341,10 @@ class Exchange:
         """
         head = self._head
         self._unseen = message
-        if head is None or head.endpoint is None or response_head(message).status >= 400:
+        if response_head(message).status >= 400:
+            self._phase = Phase.PASSING
+            return (_NOT_TAKEN, *_RESPONSE_HEADERS)
+        if head is None or head.endpoint is None:
             return self._pass_unseen()
         return self._decide_unread(head, head.endpoint, *_RESPONSE_HEADERS)
 

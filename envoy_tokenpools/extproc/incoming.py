@@ -126,6 +126,10 @@ def _head(pairs: Iterable[tuple[bytes, bytes]], path_prefix: str) -> Head:
     )
 
 
+_NOBODYS_KEY = "\0another form of authorization"
+"""Whoever sends one is not anonymous. No key equals it: none begins with NUL."""
+
+
 def _number(digits: bytes) -> int | None:
     """Plain digits as a number; of endless ones, which Python refuses to convert, the first are large enough."""
     return int(digits[:18]) if digits.isdigit() else None
@@ -136,12 +140,11 @@ def _credential(found: dict[bytes, bytes]) -> str | None:
     scheme, _, token = authorization.partition(b" ")
     if scheme.lower() != b"bearer":
         token = b""
-    # An authorization of another form is a key that nobody has: whoever sends one is not anonymous.
-    for value in (token, found.get(b"api-key", b""), found.get(b"x-api-key", b""), authorization):
+    for value in (token, found.get(b"api-key", b""), found.get(b"x-api-key", b"")):
         if value.strip():
             # As the configuration's keys are encoded, so that one beyond ASCII has the same digest.
             return value.strip().decode("utf-8", "surrogateescape")
-    return None
+    return _NOBODYS_KEY if authorization else None
 
 
 _PAIR = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|[^;,"]*)([;,]|$)')

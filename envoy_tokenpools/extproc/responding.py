@@ -84,7 +84,8 @@ class Response:
         except UnknownEncodingError:
             return
         self._meter = meter_for(content_type)
-        self._is_json = "json" in content_type.lower()
+        media_type = content_type.partition(";")[0].strip().lower()
+        self._is_json = media_type == "application/json" or media_type.endswith("+json")
         if self._withholds_usage and self._decoder is None and isinstance(self._meter, StreamMeter):
             self._remover = UsageChunkRemover()
 

@@ -187,7 +187,9 @@ def test_whatever_is_asked_is_admitted_where_nobody_else_is(
         if isinstance(outcome, Lease):
             desk.settle(outcome, 0)
             continue
-        assert not (in_reach and has_rate), (name, wanted, outcome)
+        # What only fits the whole capacity waits, with 429, until that is back.
+        is_whole = percent >= 100
+        assert not (in_reach and has_rate and is_whole), (name, wanted, outcome)
 
 
 @pytest.mark.parametrize("service_class", [DEDICATED, GUARANTEED, ELASTIC])

@@ -386,23 +386,28 @@ def test_a_body_that_does_not_come_has_one_settlement_also_without_a_response_bo
 def test_a_body_that_does_not_come_is_told_where_nothing_can_be_charged(
     directory: Directory,
 ) -> None:
-    """By an error, a key of several pools, or a gate that refuses: it passes unmetered and is counted."""
+    """An error was not taken; a key of several pools, or a gate that refuses, lets it pass unmetered. All are counted."""
     two = (
         pool(amount(), entitlement("a", ServiceClass.SPOT)),
         replace(pool(amount(), entitlement("a", ServiceClass.SPOT)), name="other", models=("n",)),
     )
     late = RequestError(404, "model_not_found", "Gone.")
-    for talk, message in (
-        (Conversation.begin(directory), sh(413)),
-        (Conversation.begin(Directory(configured(*two))), sh()),
-        (Conversation.begin(directory, lambda _: late), sh()),
-        (Conversation.begin(directory, lambda _: Answer(503, (), b"{}")), sh()),
+    passed = Decided(Decision.BYPASSED, reason="body_not_sent")
+    for talk, message, told in (
+        (
+            Conversation.begin(directory),
+            sh(413),
+            Decided(Decision.REJECTED, reason="body_not_taken"),
+        ),
+        (Conversation.begin(Directory(configured(*two))), sh(), passed),
+        (Conversation.begin(directory, lambda _: late), sh(), passed),
+        (Conversation.begin(directory, lambda _: Answer(503, (), b"{}")), sh(), passed),
     ):
         talk.say(post_rh())
         assert constants(talk.say(message)) == [replies.CONTINUE_RESPONSE_HEADERS]
         talk.say(sb(ANSWER, eos=True), st())
         talk.end()
-        assert talk.told == [Decided(Decision.BYPASSED, reason="body_not_sent")]
+        assert talk.told == [told]
         assert talk.settled == []
 
 

@@ -15,6 +15,7 @@ from envoy_tokenpools.server import Listen
 from envoy_tokenpools.standalone import Standalone
 
 GENEROUS = """
+server: {unknown_endpoints: pass}
 pools:
   - name: pool
     models: [tiny, m, demo-model]
