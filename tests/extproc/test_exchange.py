@@ -386,7 +386,7 @@ def test_a_body_that_does_not_come_has_one_settlement_also_without_a_response_bo
 def test_a_body_that_does_not_come_is_told_where_nothing_can_be_charged(
     directory: Directory,
 ) -> None:
-    """An error was not taken; a key of several pools, or a gate that refuses, lets it pass unmetered. All are counted."""
+    """An error was not taken; a key of several pools, or a gate that refuses, lets it pass. All are counted."""
     two = (
         pool(amount(), entitlement("a", ServiceClass.SPOT)),
         replace(pool(amount(), entitlement("a", ServiceClass.SPOT)), name="other", models=("n",)),
