@@ -170,6 +170,10 @@ async def test_streams_that_end_anywhere_leave_no_task() -> None:
         tasks = len(asyncio.all_tasks())
         await _many(port, WARM_UP_STREAMS, seed=100)
         assert await _until(only_as_many_tasks), asyncio.all_tasks()
-        assert both.filter._service.open_streams == 0
+
+        async def no_open_stream() -> bool:
+            return both.filter._service.open_streams == 0
+
+        assert await _until(no_open_stream), both.filter._service.open_streams
         assert not both.filter._service._settling
         assert not both.filter.gate._undoing
