@@ -17,7 +17,7 @@ from envoy_tokenpools.envoyconf.filter import external_processor
 from envoy_tokenpools.envoyconf.options import EnvoyOptions
 from envoy_tokenpools.standalone import Standalone
 from tests.support.extproc import CHAT, HI
-from tests.support.replay import ReplayBackend, _read_request, always, json_response
+from tests.support.replay import ReplayBackend, always, json_response, read_request
 from tests.support.stack import standalone
 
 WITHIN_S = 20.0
@@ -196,25 +196,19 @@ class EchoingBackend(ReplayBackend):
 
     upgrades: list[dict[str, str]] = field(default_factory=list)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        with contextlib.suppress(ConnectionError):
-            request = await _read_request(reader)
-            if request is not None and "upgrade" in request.headers:
-                self.upgrades.append(request.headers)
-                writer.write(
-                    b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
-                )
-                while data := await reader.read(4_096):
-                    writer.write(data)
-            elif request is not None:
-                self.received.append(request)
-                await self.respond(request, writer)
-                await writer.drain()
-        self._tasks.discard(task)
-        writer.close()
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await read_request(reader)
+        if request is not None and "upgrade" in request.headers:
+            self.upgrades.append(request.headers)
+            writer.write(
+                b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
+            )
+            while data := await reader.read(4_096):
+                writer.write(data)
+        elif request is not None:
+            self.received.append(request)
+            await self.respond(request, writer)
+            await writer.drain()
 
 
 @dataclass(slots=True)

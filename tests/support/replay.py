@@ -42,27 +42,37 @@ class ReplayBackend:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._server is not None:
             await self._server.wait_closed()
+        # Aborted transports close their sockets in the loop's next turn.
+        await asyncio.sleep(0)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
         try:
-            request = await _read_request(reader)
-            if request is not None:
-                self.received.append(request)
-                await self.respond(request, writer)
-                await writer.drain()
+            await self._answer(reader, writer)
         except ConnectionError:
             pass
         finally:
-            self._tasks.discard(task)
             writer.close()
-            with contextlib.suppress(ConnectionError):
-                await writer.wait_closed()
+            try:
+                with contextlib.suppress(ConnectionError):
+                    await writer.wait_closed()
+            finally:
+                # Where we are stopped meanwhile, what a peer does not read any more must not hold the socket.
+                writer.transport.abort()
+                self._tasks.discard(task)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await read_request(reader)
+        if request is not None:
+            self.received.append(request)
+            await self.respond(request, writer)
+            await writer.drain()
 
 
-async def _read_request(reader: asyncio.StreamReader) -> Received | None:
+async def read_request(reader: asyncio.StreamReader) -> Received | None:
+    """One HTTP/1.1 request; None if the connection ended before it."""
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     except asyncio.IncompleteReadError:
