@@ -296,8 +296,8 @@ class Ledger:
         account.charge(
             tokens - charged, within_share=lease.within_share, guaranteed=lease.tokens_guaranteed
         )
-        part, before = tokens * lease.pool_ppm, charged * lease.pool_ppm
-        self.tokens.take(part // WHOLE_PPM - before // WHOLE_PPM)
+        now, before = tokens * lease.pool_ppm, charged * lease.pool_ppm
+        self.tokens.take(now // WHOLE_PPM - before // WHOLE_PPM)
 
     # ------------------------------------------------------------------ terms
 

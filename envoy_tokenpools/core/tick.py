@@ -3,7 +3,7 @@ The policy that runs once per tick: from what was demanded and delivered to debt
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from envoy_tokenpools.core.account import Meters
@@ -102,35 +102,20 @@ def _tick(
         if elapsed_ms > 0:
             meters = readings.get(entitlement.name, _QUIET)
             now = _advance(entitlement, pool.gains, last, meters, elapsed_ms)
-        now = Standing(
-            debt=now.debt,
+        standing_weight = weight(
+            entitlement.service_class,
+            slo_target_ms=entitlement.slo_target_ms,
+            mean_slo_ms=mean_slo,
             burst=now.burst,
-            weight=weight(
-                entitlement.service_class,
-                slo_target_ms=entitlement.slo_target_ms,
-                mean_slo_ms=mean_slo,
-                burst=now.burst,
-                debt=now.debt,
-                gains=pool.gains,
-            ),
-            demand=now.demand,
+            debt=now.debt,
+            gains=pool.gains,
         )
+        now = replace(now, weight=standing_weight)
         standings[entitlement.name] = now
         wants.append(_want(entitlement, now, _higher(now.demand, last.demand)))
     allocation = allocate(usable, wants)
-    terms = {e.name: _terms(pool, e, standings[e.name], allocation) for e in served}
-    withheld = [_withheld(each) for each in terms.values()]
-    all_sequences = sum(amount.concurrency for amount in withheld)
-    all_kv_bytes = sum(amount.kv_bytes for amount in withheld)
-    for name, own in zip(terms, withheld, strict=True):
-        # Of the whole capacity, also while some of it is lost: what fits then is refused for now, not for ever.
-        reach = Resources(
-            pool.capacity.tokens_per_second,
-            max(0, pool.capacity.kv_bytes - all_kv_bytes + own.kv_bytes),
-            max(0, pool.capacity.concurrency - all_sequences + own.concurrency),
-        )
-        terms[name] = replace(terms[name], reach=reach)
-    return Tick(number, usable, standings, terms, allocation.degraded)
+    terms = [_terms(pool, e, standings[e.name], allocation) for e in served]
+    return Tick(number, usable, standings, _with_reach(terms, pool.capacity), allocation.degraded)
 
 
 def is_served(entitlement: Entitlement) -> bool:
@@ -175,6 +160,28 @@ def _want(entitlement: Entitlement, standing: Standing, demand: Resources) -> Wa
         weight=standing.weight,
         lends=entitlement.lends,
     )
+
+
+def _with_reach(terms: Sequence[Terms], capacity: Resources) -> dict[str, Terms]:
+    """
+    By name, with what each could have if nobody else were there.
+
+    Of the whole capacity, also while some of it is lost: what fits then is refused for now, not for ever.
+    """
+    withheld = [_withheld(each) for each in terms]
+    sequences = capacity.concurrency - sum(amount.concurrency for amount in withheld)
+    kv_bytes = capacity.kv_bytes - sum(amount.kv_bytes for amount in withheld)
+    return {
+        each.entitlement: replace(
+            each,
+            reach=Resources(
+                capacity.tokens_per_second,
+                max(0, kv_bytes + own.kv_bytes),
+                max(0, sequences + own.concurrency),
+            ),
+        )
+        for each, own in zip(terms, withheld, strict=True)
+    }
 
 
 def _withheld(terms: Terms) -> Resources:

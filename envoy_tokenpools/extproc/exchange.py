@@ -165,11 +165,11 @@ class Exchange:
         facts = replace(verdict.order.facts, texts=(), shared_texts=())
         self._admitted = replace(verdict, order=replace(verdict.order, facts=facts))
         self._response = Response(withholds_usage=self._change.asks_usage and not self._observes)
-        admit_reply, self._admit_reply = self._admit_reply, ()
+        actions, self._admit_reply = self._admit_reply, ()
         self._order, self._change = None, NO_CHANGE
         if self._unseen is not None:
-            return self._said(self._response_headers(self._unseen))
-        return () if self._observes else admit_reply
+            actions = self._response_headers(self._unseen)
+        return self._said(actions)
 
     def refused(self, answer: Answer) -> Actions:
         """The gate refused the order: answer the client."""
@@ -177,16 +177,14 @@ class Exchange:
             return self._said(self._pass_unseen())
         self._phase = Phase.ANSWERED
         self._body.clear()
-        return () if self._observes else (Reply(replies.immediate(answer)),)
+        return self._said((Reply(replies.immediate(answer)),))
 
     def rejected(self, error: RequestError) -> Actions:
         """The request cannot be served, whatever the load: answer the client. What the gate decided, it has told."""
-        if self._unseen is not None:
-            return self._said(self._pass_unseen())
         endpoint = self._head.endpoint if self._head is not None else None
         dialect = endpoint.dialect if endpoint is not None else Dialect.OPENAI
         answer = self.refused(error_answer(error, dialect))
-        if self._order is not None:
+        if self._order is not None or self._unseen is not None:
             return answer
         return (Tell(Decided(Decision.REJECTED, reason=error.code)), *answer)
 
@@ -288,12 +286,10 @@ class Exchange:
 
     def _decide(self, *, is_trailers: bool) -> Actions:
         """The body is whole: read it, find its pool, and ask the gate."""
-        head = self._head
-        if head is None or head.endpoint is None:
-            raise AssertionError("unreachable: collecting without a metered head")
+        head, endpoint = self._metered_head()
         was_held = self._body.pieces == 1 and not is_trailers and self._body_mode != STREAMED
         body = self._body.take(head.content_encoding)
-        facts = parse_request(head.endpoint, body)
+        facts = parse_request(endpoint, body)
         pool, entitlement = self._directory.resolve(self._rights, facts.model)
         order = Order(
             pool, entitlement, facts, fingerprint_of(body), head.is_retry, self._started_us
@@ -302,6 +298,12 @@ class Exchange:
             self._change = change_for(facts, pool, body, head.content_encoding)
         reply = Reply(admit_body(self._change, sets_length=self._has_headers))
         return self._ask(order, _REQUEST_TRAILERS if is_trailers else (reply,))
+
+    def _metered_head(self) -> tuple[Head, Endpoint]:
+        """The head and the endpoint of a request whose body is collected."""
+        if self._head is None or self._head.endpoint is None:
+            raise AssertionError("unreachable: collecting without a metered head")
+        return self._head, self._head.endpoint
 
     def _decide_unread(self, head: Head, endpoint: Endpoint, admit_reply: Reply) -> Actions:
         """The head is all that is read: find the pool, and ask the gate."""
@@ -339,14 +341,11 @@ class Exchange:
         It cannot be refused any more, and costs the flat amount unless its answer reports usage. An error costs
         nothing: mostly it is Envoy's own, for a body that it would not take.
         """
-        head = self._head
-        self._unseen = message
         if response_head(message).status >= 400:
             self._phase = Phase.PASSING
             return (_NOT_TAKEN, *_RESPONSE_HEADERS)
-        if head is None or head.endpoint is None:
-            return self._pass_unseen()
-        return self._decide_unread(head, head.endpoint, *_RESPONSE_HEADERS)
+        self._unseen = message
+        return self._decide_unread(*self._metered_head(), *_RESPONSE_HEADERS)
 
     def _pass_unseen(self) -> Actions:
         self._phase = Phase.PASSING

@@ -288,9 +288,6 @@ class Attributes:
     numbers: Mapping[str, float] = field(default_factory=dict)
 
 
-NO_ATTRIBUTES = Attributes()
-
-
 def attributes_of(entries: Iterable[bytes]) -> Attributes:
     """Decode the `attributes` map of a message; every filter's entries together."""
     texts: dict[str, bytes] = {}

@@ -3,20 +3,20 @@ The gate: admits or sheds a request, settles it when it ends, and ticks the pool
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from envoy_tokenpools.clock import Clock
 from envoy_tokenpools.config import Config
-from envoy_tokenpools.core.admission import Claim, Refusal
-from envoy_tokenpools.core.cost import Need, estimate
+from envoy_tokenpools.core.admission import Claim, Refusal, Terms
+from envoy_tokenpools.core.cost import Cost, Need, estimate
 from envoy_tokenpools.core.pool import Mode
 from envoy_tokenpools.core.tick import is_served
 from envoy_tokenpools.errors import RequestError, StoreError
 from envoy_tokenpools.gate import answering
 from envoy_tokenpools.gate.charge import Charge, charge, needs_count
 from envoy_tokenpools.gate.directory import Directory
+from envoy_tokenpools.gate.failures import tell_store_failure
 from envoy_tokenpools.gate.housekeeping import Housekeeper
 from envoy_tokenpools.gate.live import LivePool, learning_key
 from envoy_tokenpools.gate.order import Admitted, Order, Outcome, Refused, Verdict
@@ -26,8 +26,6 @@ from envoy_tokenpools.observer import Outcome as Decision
 from envoy_tokenpools.openai.answers import Answer
 from envoy_tokenpools.openai.usage import UsageSource
 from envoy_tokenpools.store.base import Reply, Store
-
-log = logging.getLogger(__name__)
 
 
 class Counter(Protocol):
@@ -113,29 +111,20 @@ class Gate:
         try:
             return await self._admit(order, started_us)
         except RequestError as error:
-            self._tell_refused(order, error.code, started_us)
+            self._tell(order, Decision.REJECTED, error.code, started_us)
             raise
 
     async def _admit(self, order: Order, started_us: int) -> Verdict:
-        pool, entitlement, facts = order.pool, order.entitlement, order.facts
+        pool, entitlement = order.pool, order.entitlement
         if not is_served(entitlement):
             reason = f"entitlement_{entitlement.state.value.lower()}"
             return self._refuse(order, answering.not_served(order), reason, started_us)
         live = self.house.pool(pool)
-        raw_prompt = await self._count(order, live, facts.texts)
-        if facts.shared_texts:
-            raw_prompt += facts.prompts * await self._count(order, live, facts.shared_texts)
-        raw_prompt += facts.token_ids + facts.overhead_tokens
-        prompt = live.prompt_ratio(learning_key(pool, facts.model)).apply(raw_prompt)
-        prompt += facts.images * pool.image_tokens + facts.audio_clips * pool.audio_tokens
-        if facts.flat:
-            prompt += facts.sequences * pool.flat_tokens
-        learned = live.output_history(entitlement.name, learning_key(pool, facts.model)).p95
-        need = Need(prompt, facts.sequences, facts.max_output_tokens, facts.decodes, facts.prompts)
+        raw_prompt = await self._raw_prompt(order, live)
         terms = live.tick.terms.get(entitlement.name)
         if terms is None:
             raise RequestError(404, "model_not_found", "The entitlement has just been removed.")
-        cost = estimate(pool, entitlement, need, learned, terms.reach)
+        cost = _price(order, live, terms, raw_prompt)
         claim = Claim(
             lease_id=self._new_lease_id(),
             terms=terms,
@@ -150,28 +139,26 @@ class Gate:
         try:
             reply = await self._reserve(pool.name, claim)
         except StoreError as error:
-            self._observer.store_failed("reserve")
-            log.warning("store failed", extra={"operation": "reserve", "error": str(error)})
+            tell_store_failure(self._observer, "reserve", error)
             answer = answering.store_away(order)
             return self._refuse(order, answer, "store_unavailable", started_us)
         outcome = reply.outcome
         if isinstance(outcome, Refusal):
             answer = answering.shed(outcome, reply.balance, order, self._jitter())
-            return self._refuse(order, answer, outcome.reason.value, started_us, prompt)
+            reason = outcome.reason.value
+            return self._refuse(order, answer, reason, started_us, cost.prompt_tokens)
         self.house.hold(pool.name, outcome.lease_id)
-        self._observer.decided(
-            Decided(
-                outcome=Decision.ADMITTED,
-                reason="" if outcome.shadowed is None else outcome.shadowed.reason.value,
-                pool=pool.name,
-                entitlement=entitlement.name,
-                service_class=entitlement.service_class,
-                estimated_prompt_tokens=prompt,
-                reserved_tokens=cost.tokens,
-                decision_us=self._clock.now_us() - started_us,
-            )
-        )
+        reason = "" if outcome.shadowed is None else outcome.shadowed.reason.value
+        self._tell(order, Decision.ADMITTED, reason, started_us, cost.prompt_tokens, cost.tokens)
         return Admitted(order, outcome, reply.balance, raw_prompt)
+
+    async def _raw_prompt(self, order: Order, live: LivePool) -> int:
+        """Tokens of the prompt's text, as our tokenizer counts them."""
+        facts = order.facts
+        tokens = await self._count(order, live, facts.texts)
+        if facts.shared_texts:
+            tokens += facts.prompts * await self._count(order, live, facts.shared_texts)
+        return tokens + facts.token_ids + facts.overhead_tokens
 
     async def _count(self, order: Order, live: LivePool, texts: Sequence[str]) -> int:
         """Count; of one entitlement's long prompts one at a time, so that they do not hold up everybody's."""
@@ -202,16 +189,17 @@ class Gate:
         self, order: Order, answer: Answer, reason: str, started_us: int, prompt: int = 0
     ) -> Refused:
         outcome = Decision.SHED if answer.status == 429 else Decision.REJECTED
-        self._tell_refused(order, reason, started_us, outcome, prompt)
+        self._tell(order, outcome, reason, started_us, prompt)
         return Refused(answer)
 
-    def _tell_refused(
+    def _tell(
         self,
         order: Order,
+        outcome: Decision,
         reason: str,
         started_us: int,
-        outcome: Decision = Decision.REJECTED,
         prompt: int = 0,
+        reserved: int = 0,
     ) -> None:
         self._observer.decided(
             Decided(
@@ -221,6 +209,7 @@ class Gate:
                 entitlement=order.entitlement.name,
                 service_class=order.entitlement.service_class,
                 estimated_prompt_tokens=prompt,
+                reserved_tokens=reserved,
                 decision_us=self._clock.now_us() - started_us,
             )
         )
@@ -249,8 +238,7 @@ class Gate:
             )
             held_ms = settlement.held_ms if settlement is not None else 0
         except StoreError as error:
-            self._observer.store_failed("settle")
-            log.warning("store failed", extra={"operation": "settle", "error": str(error)})
+            tell_store_failure(self._observer, "settle", error)
         self._learn(outcome, amount)
         self._observer.settled(
             Settled(
@@ -272,7 +260,7 @@ class Gate:
         order = outcome.admitted.order
         if outcome.ending is not Ending.COMPLETED:
             return
-        live: LivePool = self.house.pool(order.pool)
+        live = self.house.pool(order.pool)
         key = learning_key(order.pool, order.facts.model)
         was_seen = amount.completion_source is not UsageSource.ESTIMATED
         if order.facts.decodes and was_seen:
@@ -304,3 +292,16 @@ class Gate:
         """Wait for claims that are being undone."""
         if self._undoing:
             await asyncio.gather(*self._undoing, return_exceptions=True)
+
+
+def _price(order: Order, live: LivePool, terms: Terms, raw_prompt: int) -> Cost:
+    """The cost to reserve, by what was learned of this model and entitlement."""
+    pool, facts = order.pool, order.facts
+    model = learning_key(pool, facts.model)
+    prompt = live.prompt_ratio(model).apply(raw_prompt)
+    prompt += facts.images * pool.image_tokens + facts.audio_clips * pool.audio_tokens
+    if facts.flat:
+        prompt += facts.sequences * pool.flat_tokens
+    need = Need(prompt, facts.sequences, facts.max_output_tokens, facts.decodes, facts.prompts)
+    learned = live.output_history(order.entitlement.name, model).p95
+    return estimate(pool, order.entitlement, need, learned, terms.reach)

@@ -13,6 +13,7 @@ from envoy_tokenpools.core.pool import Pool
 from envoy_tokenpools.core.ramp import Ramp
 from envoy_tokenpools.core.tick import first_tick, next_tick
 from envoy_tokenpools.errors import StoreError
+from envoy_tokenpools.gate.failures import tell_store_failure
 from envoy_tokenpools.gate.live import LivePool
 from envoy_tokenpools.observer import Ending, Observer, Settled
 from envoy_tokenpools.openai.usage import UsageSource
@@ -97,8 +98,7 @@ class Housekeeper:
         try:
             await work(*about)
         except StoreError as error:
-            self._observer.store_failed("housekeeping")
-            log.warning("store failed", extra={"operation": "housekeeping", "error": str(error)})
+            tell_store_failure(self._observer, "housekeeping", error)
         except Exception:
             # A fault of ours in one pool must not cost the others their leases.
             log.exception("housekeeping failed")
@@ -159,8 +159,7 @@ class Housekeeper:
             for live in self.pools():
                 live.view = await self._store.snapshot(live.pool.name)
         except StoreError as error:
-            self._observer.store_failed("snapshot")
-            log.warning("store failed", extra={"operation": "snapshot", "error": str(error)})
+            tell_store_failure(self._observer, "snapshot", error)
 
     # ------------------------------------------------------------------
 
@@ -181,8 +180,7 @@ class Housekeeper:
             self._store_answers = False
             for live in self.pools():
                 live.tick_due_ms = self._clock.now_ms()
-            self._observer.store_failed("publish")
-            log.warning("store failed", extra={"operation": "publish", "error": str(error)})
+            tell_store_failure(self._observer, "publish", error)
 
     async def _tick(self, live: LivePool) -> None:
         reading = await self._store.close_tick(live.pool.name)

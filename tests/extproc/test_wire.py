@@ -321,4 +321,4 @@ def test_attributes_of_other_kinds_are_no_text(value: Value) -> None:
 
 def test_no_attributes() -> None:
     """Every message but the first of a direction."""
-    assert wire.attributes_of([]) == wire.NO_ATTRIBUTES
+    assert wire.attributes_of([]) == wire.Attributes()
