@@ -17,7 +17,7 @@ from typing import Any
 import uvloop
 
 from envoy_tokenpools import __version__
-from envoy_tokenpools.config import Config, describe, read_config
+from envoy_tokenpools.config import describe, read_config
 from envoy_tokenpools.envoyconf.bootstrap import build_bootstrap
 from envoy_tokenpools.envoyconf.istio import IstioGateway, istio_envoy_filter
 from envoy_tokenpools.envoyconf.options import EnvoyOptions, Profile
@@ -70,7 +70,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 def _envoy_config(arguments: argparse.Namespace) -> int:
     config = read_config(arguments.config, os.environ)
-    options = _envoy_options(arguments, config)
+    options = _envoy_options(arguments).following(config)
     document = to_plain(build_bootstrap(options))
     if arguments.format == "istio":
         gateway = IstioGateway(
@@ -107,7 +107,7 @@ def _run(arguments: argparse.Namespace) -> int:
     async def run() -> None:
         signals = _Signals()
         config = read_config(arguments.config, os.environ)
-        options = _envoy_options(arguments, config)
+        options = _envoy_options(arguments)
         listen = Listen("127.0.0.1:0", *_host_port(arguments.admin))
         both = Standalone(config, options, listen, envoy_log_level=arguments.envoy_log_level)
         await both.start()
@@ -215,7 +215,7 @@ def _run_loop(main_task: Coroutine[Any, Any, None]) -> int:
 # ---------------------------------------------------------------------- arguments
 
 
-def _envoy_options(arguments: argparse.Namespace, config: Config) -> EnvoyOptions:
+def _envoy_options(arguments: argparse.Namespace) -> EnvoyOptions:
     host, port = _host_port(arguments.listen)
     ext_proc = getattr(arguments, "ext_proc", "127.0.0.1:50051")
     is_unix = ext_proc.startswith("unix:")
@@ -229,10 +229,7 @@ def _envoy_options(arguments: argparse.Namespace, config: Config) -> EnvoyOption
         ext_proc_unix_path=ext_proc.removeprefix("unix:") if is_unix else None,
         admin_port=getattr(arguments, "envoy_admin_port", 0),
         profile=Profile(arguments.profile),
-        max_body_bytes=config.server.max_body_bytes,
-        path_prefix=config.server.path_prefix,
         access_log=arguments.access_log,
-        metadata_namespaces=(config.claim.namespace,) if config.claim is not None else (),
     )
 
 

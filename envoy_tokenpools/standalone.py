@@ -39,7 +39,7 @@ class Standalone:
 
         Args:
             config: what to serve.
-            options: the Envoy; where it finds the filter is filled in here.
+            options: the Envoy; where it finds the filter, and what `config` decides of it, is filled in here.
             listen: where the filter listens.
             clock: pool time; the system's if None.
             envoy_log_level: of the child.
@@ -48,7 +48,7 @@ class Standalone:
             VocabularyError, ConfigError: as `FilterServer`.
         """
         self._clock = clock or SystemClock()
-        self._options = replace(options, max_body_bytes=config.server.max_body_bytes)
+        self._options = options.following(config)
         self._envoy_log_level = envoy_log_level
         self._envoy: EnvoyChild | None = None
         self._restarts: deque[int] = deque(maxlen=MAX_RESTARTS)

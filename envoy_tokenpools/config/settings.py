@@ -66,7 +66,8 @@ class ServerSettings:
     Limits of the server itself.
 
     Attributes:
-        max_body_bytes: largest request body that is read; above it the answer is 413.
+        max_body_bytes: largest request body that is read; above it the answer is 413. Images as data URLs make
+            megabytes usual.
         path_prefix: the path that the metered endpoints lie below.
         rejects_unknown_endpoints: whether a POST to any other path is refused with 404.
         lease_ttl_ms: after this time without a sign of life a lease counts as lost.

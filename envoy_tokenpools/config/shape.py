@@ -7,8 +7,10 @@ the fields before them (`info.data` has only valid ones), so that they too are t
 """
 
 import re
+from collections.abc import Mapping
+from dataclasses import fields
 from fractions import Fraction
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     AfterValidator,
@@ -26,12 +28,24 @@ from envoy_tokenpools.config.quantity import (
     QuantityRange,
     format_bytes,
 )
-from envoy_tokenpools.core.pool import EntitlementState, Mode, OutputEstimate, ServiceClass
+from envoy_tokenpools.config.settings import ServerSettings
+from envoy_tokenpools.core.pool import (
+    EntitlementState,
+    Gains,
+    Mode,
+    OutputEstimate,
+    Pool,
+    ServiceClass,
+)
 
 # Names are metric labels and parts of store keys.
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _LONGEST_MODEL: Final = 256
 _PATH: Final = re.compile(r"(?:/[A-Za-z0-9._~-]+)*")
+# Defaults are said once, by what the document becomes.
+_POOL: Final[Mapping[str, Any]] = {one.name: one.default for one in fields(Pool)}
+_GAINS: Final = Gains()
+_SERVER: Final = ServerSettings()
 _BYTES: Final = QuantityRange(1, in_bytes=True)
 
 
@@ -124,10 +138,10 @@ def _kv_bytes(layers: int, kv_heads: int, head_dim: int, bytes_per_value: float)
 class GainsFields(_Fields):
     """Constants of the weight."""
 
-    slo: Annotated[float, Field(ge=0, le=1_000)] = 2.0
-    burst: Annotated[float, Field(ge=0, le=1_000)] = 1.0
-    debt: Annotated[float, Field(ge=0, le=1_000)] = 4.0
-    gamma: Annotated[float, Field(ge=0, lt=1)] = 0.7
+    slo: Annotated[float, Field(ge=0, le=1_000)] = _GAINS.slo
+    burst: Annotated[float, Field(ge=0, le=1_000)] = _GAINS.burst
+    debt: Annotated[float, Field(ge=0, le=1_000)] = _GAINS.debt
+    gamma: Annotated[float, Field(ge=0, lt=1)] = _GAINS.gamma
 
 
 class KeyFields(_Fields):
@@ -224,18 +238,18 @@ class PoolFields(CapacityFields):
     models: Annotated[list[ModelName], Field(min_length=1)]
     model_shape: ModelShapeFields | None = None
     kv_bytes_per_token: int = Field(default=None, validate_default=True)
-    tokenizer: Vocabulary = "o200k_base"
-    default_max_tokens: Count = 256
-    image_tokens: CountOrZero = 1_024
-    audio_tokens: CountOrZero = 1_024
-    flat_tokens: CountOrZero = 1_024
-    inject_usage: bool = True
-    output_estimate: Annotated[OutputEstimate, Field(strict=False)] = OutputEstimate.P95
-    mode: Annotated[Mode, Field(strict=False)] = Mode.ENFORCE
-    window: Annotated[int, BeforeValidator(DurationRange(1_000, 3_600_000))] = 10_000
-    tick: Annotated[int, BeforeValidator(DurationRange(1_000, 30_000))] = 5_000
-    headroom: Annotated[float, Field(ge=0, le=1)] = 0.0
-    ramp_per_second: Annotated[float, Field(gt=0, le=1)] = 0.25
+    tokenizer: Vocabulary = _POOL["tokenizer"]
+    default_max_tokens: Count = _POOL["default_max_tokens"]
+    image_tokens: CountOrZero = _POOL["image_tokens"]
+    audio_tokens: CountOrZero = _POOL["audio_tokens"]
+    flat_tokens: CountOrZero = _POOL["flat_tokens"]
+    inject_usage: bool = _POOL["inject_usage"]
+    output_estimate: Annotated[OutputEstimate, Field(strict=False)] = _POOL["output_estimate"]
+    mode: Annotated[Mode, Field(strict=False)] = _POOL["mode"]
+    window: Annotated[int, BeforeValidator(DurationRange(1_000, 3_600_000))] = _POOL["window_ms"]
+    tick: Annotated[int, BeforeValidator(DurationRange(1_000, 30_000))] = _POOL["tick_ms"]
+    headroom: Annotated[float, Field(ge=0, le=1)] = _POOL["headroom"]
+    ramp_per_second: Annotated[float, Field(gt=0, le=1)] = _POOL["ramp_per_second"]
     gains: GainsFields = GainsFields()
     entitlements: Annotated[list[object], Field(min_length=1)] = Field(repr=False)
 
@@ -260,12 +274,14 @@ class ServerFields(_Fields):
     """Limits of the server itself."""
 
     max_body: Annotated[int, BeforeValidator(QuantityRange(1_024, 1_024**3, in_bytes=True))] = (
-        8 * 1_024**2
+        _SERVER.max_body_bytes
     )
-    path_prefix: Annotated[str, AfterValidator(_path_prefix)] = ""
+    path_prefix: Annotated[str, AfterValidator(_path_prefix)] = _SERVER.path_prefix
     unknown_endpoints: Literal["pass", "reject"] = "reject"
-    lease_ttl: Annotated[int, BeforeValidator(DurationRange(5_000, 3_600_000))] = 60_000
-    drain: Annotated[int, BeforeValidator(DurationRange(0, 3_600_000))] = 30_000
+    lease_ttl: Annotated[int, BeforeValidator(DurationRange(5_000, 3_600_000))] = (
+        _SERVER.lease_ttl_ms
+    )
+    drain: Annotated[int, BeforeValidator(DurationRange(0, 3_600_000))] = _SERVER.drain_ms
 
 
 class RootFields(_Fields):

@@ -6,14 +6,13 @@ import enum
 import ipaddress
 import ssl
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 from urllib.parse import SplitResult, urlsplit
 
+from envoy_tokenpools.config import Config, ServerSettings
 from envoy_tokenpools.errors import ConfigError, Fault
-
-DEFAULT_MAX_BODY_BYTES = 8 * 1024 * 1024
-"""Largest request body that is read for its cost; images as data URLs make megabytes usual."""
 
 MESSAGE_TIMEOUT_LIMIT_MS = 3_600_000
 """Envoy refuses an ext_proc `message_timeout` above one hour."""
@@ -146,7 +145,7 @@ class FilterOptions:
     ext_proc_port: int = 50051
     ext_proc_unix_path: str | None = None
     profile: Profile = Profile.PORTABLE
-    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
+    max_body_bytes: int = ServerSettings().max_body_bytes
     message_timeout_ms: int = 5_000
     max_message_timeout_ms: int = 600_000
     max_streams: int = 100_000
@@ -160,6 +159,15 @@ class FilterOptions:
         faults = list(_filter_faults(self))
         if faults:
             raise ConfigError(faults)
+
+    def following(self, config: Config) -> Self:
+        """The same, with what the filter's own configuration decides."""
+        return replace(
+            self,
+            max_body_bytes=config.server.max_body_bytes,
+            path_prefix=config.server.path_prefix,
+            metadata_namespaces=(config.claim.namespace,) if config.claim is not None else (),
+        )
 
     @property
     def buffer_limit_bytes(self) -> int:

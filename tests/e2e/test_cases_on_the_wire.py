@@ -2,23 +2,20 @@
 
 import gzip
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import psutil
 import pytest
-import pytest_asyncio
 
 from tests.support.cases import ENCODINGS, FRAME
 from tests.support.cases_wire import (
-    ANSWER,
     Answered,
     Rig,
     chunked,
     h2_request,
     head_of,
     raw_request,
-    rigged,
 )
 from tests.support.extproc import CHAT, HI, chat
 from tests.support.replay import always, json_response
@@ -33,21 +30,6 @@ MAX_BODY = 8 * 1024 * 1024
 JSON = ("content-type", "application/json")
 TOKENS = "tokenpools_tokens_total"
 REQUESTS = "tokenpools_requests_total"
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def module_rig() -> AsyncIterator[Rig]:
-    """One stack for all tests of this file."""
-    async with rigged() as rig:
-        yield rig
-
-
-@pytest.fixture
-def rig(module_rig: Rig) -> Rig:
-    """The shared stack, with a backend as if new."""
-    module_rig.backend.respond = always(ANSWER)
-    module_rig.backend.received.clear()
-    return module_rig
 
 
 def length(body: bytes) -> tuple[str, str]:

@@ -8,7 +8,6 @@ import statistics
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
-import pytest_asyncio
 
 from envoy_tokenpools.clock import SystemClock
 from tests.support.cases import FRAME
@@ -20,7 +19,6 @@ from tests.support.cases_wire import (
     chunked,
     head_of,
     raw_request,
-    rigged,
 )
 from tests.support.extproc import CHAT, HI, chat
 from tests.support.replay import Received, always
@@ -37,21 +35,6 @@ COMPLETIONS = "tokenpools_completions_total"
 HELLO = stream_of(chunk({"content": "Hello"}))
 STREAM_ONE = chat(stream=True, stream_options={"include_usage": True}, model="one")
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def module_rig() -> AsyncIterator[Rig]:
-    """One stack for all tests of this file."""
-    async with rigged() as rig:
-        yield rig
-
-
-@pytest.fixture
-def rig(module_rig: Rig) -> Rig:
-    """The shared stack, with a backend as if new."""
-    module_rig.backend.respond = always(ANSWER)
-    module_rig.backend.received.clear()
-    return module_rig
 
 
 def request_head(body: bytes, *more: tuple[str, str]) -> bytes:
