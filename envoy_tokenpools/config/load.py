@@ -142,6 +142,7 @@ def _config(root: RootFields, pools: Sequence[ReadPool], findings: Findings) -> 
             rejects_unknown_endpoints=server.unknown_endpoints == "reject",
             lease_ttl_ms=server.lease_ttl,
             drain_ms=server.drain,
+            explain_last=server.explain_last,
         ),
         warnings=tuple(findings.warnings),
     )

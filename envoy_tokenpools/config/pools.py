@@ -16,7 +16,15 @@ from envoy_tokenpools.config.shape import (
     PromiseFields,
     ResourcesFields,
 )
-from envoy_tokenpools.core.pool import Entitlement, EntitlementState, Gains, Limits, Pool
+from envoy_tokenpools.core.pool import (
+    Entitlement,
+    EntitlementState,
+    Gains,
+    Limits,
+    Pool,
+    Reclaim,
+    ServiceClass,
+)
 from envoy_tokenpools.core.resources import Resources
 
 # The resources: field of the document, how an amount is read, how it is shown.
@@ -25,6 +33,10 @@ _RESOURCES: Final[tuple[tuple[str, Callable[[Resources], int], Callable[[int], s
     ("kv_cache", lambda amount: amount.kv_bytes, format_bytes),
     ("concurrency", lambda amount: amount.concurrency, str),
 )
+
+
+# An elastic request rather waits a moment than to be sent away, but not for most of the time that it has.
+_ELASTIC_MAX_WAIT_MS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +168,8 @@ def _pool(fields: PoolFields, entitlements: Mapping[str, Entitlement]) -> Pool:
         tick_ms=fields.tick,
         headroom=fields.headroom,
         ramp_per_second=fields.ramp_per_second,
+        max_waiting=fields.max_waiting,
+        fairness=fields.fairness,
         gains=Gains(slo=gains.slo, burst=gains.burst, debt=gains.debt, gamma=gains.gamma),
         entitlements=entitlements,
     )
@@ -170,8 +184,27 @@ def _entitlement(fields: EntitlementFields) -> Entitlement:
         baseline=Resources.NONE if baseline is None else _resources(baseline),
         limits=Limits(limits.tokens_per_second, limits.kv_cache, limits.concurrency),
         lend=True if fields.lend is None else fields.lend,
+        reclaim=_reclaim(fields),
+        max_wait_ms=_max_wait_ms(fields),
         state=fields.state,
     )
+
+
+def _reclaim(fields: EntitlementFields) -> Reclaim:
+    if fields.reclaim is not None:
+        return fields.reclaim
+    is_preemptible = fields.service_class is ServiceClass.PREEMPTIBLE
+    return Reclaim.EVICT if is_preemptible else Reclaim.THROTTLE
+
+
+def _max_wait_ms(fields: EntitlementFields) -> int:
+    """As stated; else elastic requests wait for half of their target, and no other ones."""
+    if fields.max_wait is not None:
+        return fields.max_wait
+    if fields.service_class is not ServiceClass.ELASTIC:
+        return 0
+    target_ms = fields.slo_target
+    return _ELASTIC_MAX_WAIT_MS if target_ms is None else min(target_ms // 2, _ELASTIC_MAX_WAIT_MS)
 
 
 def _capacity(fields: CapacityFields) -> Resources:

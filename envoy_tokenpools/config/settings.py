@@ -72,6 +72,7 @@ class ServerSettings:
         rejects_unknown_endpoints: whether a POST to any other path is refused with 404.
         lease_ttl_ms: after this time without a sign of life a lease counts as lost.
         drain_ms: how long a stopping server waits for requests in flight.
+        explain_last: decisions that are kept, to be explained when asked.
     """
 
     max_body_bytes: int = 8 * 1_024**2
@@ -79,6 +80,7 @@ class ServerSettings:
     rejects_unknown_endpoints: bool = True
     lease_ttl_ms: int = 60_000
     drain_ms: int = 30_000
+    explain_last: int = 1_000
 
 
 @dataclass(frozen=True, slots=True)

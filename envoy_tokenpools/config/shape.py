@@ -31,10 +31,12 @@ from envoy_tokenpools.config.quantity import (
 from envoy_tokenpools.config.settings import ServerSettings
 from envoy_tokenpools.core.pool import (
     EntitlementState,
+    Fairness,
     Gains,
     Mode,
     OutputEstimate,
     Pool,
+    Reclaim,
     ServiceClass,
 )
 
@@ -191,6 +193,8 @@ class EntitlementFields(PromiseFields):
     slo_target: Annotated[int, BeforeValidator(DurationRange(1, 3_600_000))] | None = None
     limits: LimitsFields = LimitsFields()
     lend: bool | None = None
+    reclaim: Annotated[Reclaim | None, Field(strict=False)] = None
+    max_wait: Annotated[int, BeforeValidator(DurationRange(0, 300_000))] | None = None
     keys: list[object] = Field(default=[], repr=False)
 
     @field_validator("limits")
@@ -213,6 +217,14 @@ class EntitlementFields(PromiseFields):
         service_class = info.data.get("service_class", ServiceClass.GUARANTEED)
         if value is not None and service_class is not ServiceClass.GUARANTEED:
             raise ValueError("is for class guaranteed only")
+        return value
+
+    @field_validator("reclaim")
+    @classmethod
+    def _must_have_no_baseline(cls, value: Reclaim | None, info: ValidationInfo) -> Reclaim | None:
+        service_class = info.data.get("service_class", ServiceClass.SPOT)
+        if value is not None and service_class.has_baseline:
+            raise ValueError("is for classes spot and preemptible only")
         return value
 
 
@@ -250,6 +262,8 @@ class PoolFields(CapacityFields):
     tick: Annotated[int, BeforeValidator(DurationRange(1_000, 30_000))] = _POOL["tick_ms"]
     headroom: Annotated[float, Field(ge=0, le=1)] = _POOL["headroom"]
     ramp_per_second: Annotated[float, Field(gt=0, le=1)] = _POOL["ramp_per_second"]
+    max_waiting: Annotated[int, BeforeValidator(QuantityRange(0, 100_000))] = _POOL["max_waiting"]
+    fairness: Annotated[Fairness, Field(strict=False)] = _POOL["fairness"]
     gains: GainsFields = GainsFields()
     entitlements: Annotated[list[object], Field(min_length=1)] = Field(repr=False)
 
@@ -282,6 +296,9 @@ class ServerFields(_Fields):
         _SERVER.lease_ttl_ms
     )
     drain: Annotated[int, BeforeValidator(DurationRange(0, 3_600_000))] = _SERVER.drain_ms
+    explain_last: Annotated[int, BeforeValidator(QuantityRange(0, 1_000_000))] = (
+        _SERVER.explain_last
+    )
 
 
 class RootFields(_Fields):

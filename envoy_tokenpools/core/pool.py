@@ -85,6 +85,19 @@ class OutputEstimate(enum.Enum):
     MAX_TOKENS = "max_tokens"
 
 
+class Reclaim(enum.Enum):
+    """How capacity comes back from a class without a baseline: refuse it more, or end what it runs."""
+
+    THROTTLE = "throttle"
+    EVICT = "evict"
+
+
+class Fairness(enum.Enum):
+    """How debt is kept: `ewma` is the paper's average of service gaps."""
+
+    EWMA = "ewma"
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Hard ceilings of one entitlement; None leaves a resource to the pool."""
@@ -106,6 +119,8 @@ class Entitlement:
         baseline: what is promised; `Resources.NONE` for spot and preemptible.
         limits: hard ceilings. A guaranteed entitlement's baseline is one by itself.
         lend: whether the idle part of a guaranteed baseline may be used by others.
+        reclaim: whether its running requests may be ended to give a reserved baseline back; spot and preemptible only.
+        max_wait_ms: how long a request may wait for capacity instead of being shed; 0 is not at all.
         state: only `Bound` and `Degraded` entitlements are served.
     """
 
@@ -115,6 +130,8 @@ class Entitlement:
     baseline: Resources = Resources.NONE
     limits: Limits = Limits()
     lend: bool = True
+    reclaim: Reclaim = Reclaim.THROTTLE
+    max_wait_ms: int = 0
     state: EntitlementState = EntitlementState.BOUND
 
     @property
@@ -178,6 +195,8 @@ class Pool:
         tick_ms: how often weights, debts and allocations are recomputed.
         headroom: share (0 to 1) of idle guaranteed baselines that is kept free for them.
         ramp_per_second: share of restored capacity that becomes usable per second.
+        max_waiting: requests that may wait at the same time; beyond it the least of them is shed.
+        fairness: how debt is kept.
         gains: constants of the weight.
         entitlements: by name.
     """
@@ -198,6 +217,8 @@ class Pool:
     tick_ms: int = 5_000
     headroom: float = 0.0
     ramp_per_second: float = 0.25
+    max_waiting: int = 256
+    fairness: Fairness = Fairness.EWMA
     gains: Gains = Gains()
     entitlements: Mapping[str, Entitlement] = field(default_factory=dict)
 

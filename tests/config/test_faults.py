@@ -94,6 +94,7 @@ SHAPE = {"layers": 36, "kv_heads": 8, "head_dim": 128, "bytes_per_value": 2}
         ({"headroom": "50%"}, ["headroom: must be a number"]),
         ({"headroom": True}, ["headroom: must be a number"]),
         ({"ramp_per_second": 0}, ["ramp_per_second: must be greater than 0"]),
+        ({"max_waiting": -1}, ["max_waiting: must not be negative"]),
         ({"gains": {"gamma": 1}}, ["gains.gamma: must be less than 1"]),
         ({"gains": {"slo": -1}}, ["gains.slo: must be greater than or equal to 0"]),
         ({"gains": {"debt": float("inf")}}, ["gains.debt: must be a finite number"]),
@@ -145,7 +146,14 @@ def test_faults_of_a_pool(change: dict[str, object], faults: list[str]) -> None:
         ({"lend": False, "class": "dedicated"}, ["lend: is for class guaranteed only"]),
         ({"state": "bound"}, ["state: must be 'Pending', 'Bound', 'Degraded' or 'Expired'"]),
         ({"keys": "k"}, ["keys: must be a list"]),
-        ({"max_wait": "2s"}, ["max_wait: unknown field"]),
+        ({"patience": "2s"}, ["patience: unknown field"]),
+        ({"max_wait": 2}, [f"max_wait: {UNIT_RULE}"]),
+        ({"max_wait": "10m"}, ["max_wait: must be between 0ms and 5m"]),
+        ({"reclaim": "evict"}, ["reclaim: is for classes spot and preemptible only"]),
+        (
+            {"reclaim": "kill", "class": "spot", "baseline": None},
+            ["reclaim: must be 'throttle' or 'evict'"],
+        ),
     ],
 )
 def test_faults_of_an_entitlement(change: dict[str, object], faults: list[str]) -> None:

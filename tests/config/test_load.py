@@ -20,6 +20,7 @@ from envoy_tokenpools.core.pool import (
     Mode,
     OutputEstimate,
     Pool,
+    Reclaim,
     ServiceClass,
 )
 from envoy_tokenpools.core.resources import Resources
@@ -113,12 +114,14 @@ def test_every_field_reaches_the_core() -> None:
             "tick": "2s",
             "headroom": 0.5,
             "ramp_per_second": 1,
+            "max_waiting": 9,
             "gains": {"slo": 1, "burst": 0.5, "debt": 8, "gamma": 0},
             "entitlements": [
                 ENTITLEMENT
                 | {
                     "limits": {"tokens_per_second": 100, "kv_cache": "2GiB", "concurrency": 5},
                     "lend": False,
+                    "max_wait": "3s",
                     "state": "Degraded",
                 }
             ],
@@ -126,7 +129,7 @@ def test_every_field_reaches_the_core() -> None:
     )
     root |= {
         "default_pool": "small",
-        "server": {"max_body": "1MiB", "lease_ttl": "2m", "drain": 0},
+        "server": {"max_body": "1MiB", "lease_ttl": "2m", "drain": 0, "explain_last": 7},
     }
     config = load(root)
     assert config.pools["small"] == Pool(
@@ -144,6 +147,7 @@ def test_every_field_reaches_the_core() -> None:
         tick_ms=2_000,
         headroom=0.5,
         ramp_per_second=1.0,
+        max_waiting=9,
         gains=Gains(slo=1.0, burst=0.5, debt=8.0, gamma=0.0),
         entitlements={
             "gold": Entitlement(
@@ -152,12 +156,37 @@ def test_every_field_reaches_the_core() -> None:
                 baseline=Resources(100, 2**30, 4),
                 limits=Limits(100, 2 * 2**30, 5),
                 lend=False,
+                max_wait_ms=3_000,
                 state=EntitlementState.DEGRADED,
             )
         },
     )
     assert config.default_pool == "small"
-    assert config.server == ServerSettings(max_body_bytes=2**20, lease_ttl_ms=120_000, drain_ms=0)
+    assert config.server == ServerSettings(
+        max_body_bytes=2**20, lease_ttl_ms=120_000, drain_ms=0, explain_last=7
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "reclaim", "max_wait_ms"),
+    [
+        ({"class": "guaranteed"}, Reclaim.THROTTLE, 0),
+        ({"class": "elastic"}, Reclaim.THROTTLE, 1_000),
+        ({"class": "elastic", "slo_target": "500ms"}, Reclaim.THROTTLE, 250),
+        ({"class": "elastic", "slo_target": "30s"}, Reclaim.THROTTLE, 1_000),
+        ({"class": "elastic", "max_wait": "0s"}, Reclaim.THROTTLE, 0),
+        ({"class": "spot", "baseline": None}, Reclaim.THROTTLE, 0),
+        ({"class": "spot", "baseline": None, "reclaim": "evict"}, Reclaim.EVICT, 0),
+        ({"class": "preemptible", "baseline": None}, Reclaim.EVICT, 0),
+        ({"class": "preemptible", "baseline": None, "reclaim": "throttle"}, Reclaim.THROTTLE, 0),
+    ],
+)
+def test_what_a_class_does_unless_told_otherwise(
+    change: dict[str, object], reclaim: Reclaim, max_wait_ms: int
+) -> None:
+    """Preemptible requests are evicted, elastic ones wait for half of their target and at most a second."""
+    entitlement = load(entitlements(change)).pools["small"].entitlements["gold"]
+    assert (entitlement.reclaim, entitlement.max_wait_ms) == (reclaim, max_wait_ms)
 
 
 def test_a_key_may_serve_in_several_pools() -> None:
