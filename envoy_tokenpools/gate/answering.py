@@ -2,10 +2,12 @@
 How a refusal is told to the client: what was short, by which rule, and when to come back.
 """
 
+import zlib
+
 from envoy_tokenpools.core.admission import Balance, Reason, Refusal, Resource
 from envoy_tokenpools.core.judging import NEVER_MS
 from envoy_tokenpools.core.pool import Pool
-from envoy_tokenpools.gate.order import Order
+from envoy_tokenpools.gate.order import Admitted, Order
 from envoy_tokenpools.openai.answers import (
     Answer,
     RateLimits,
@@ -16,6 +18,9 @@ from envoy_tokenpools.openai.answers import (
 
 JITTER = 0.25
 """A wait is lengthened by up to this share, so that clients shed together do not come back together."""
+
+EVICTED_WAIT_MS = 1_000
+"""An evicted request would be evicted again if it came back at once."""
 
 _UNIT = {
     Resource.TOKENS: "tokens",
@@ -71,6 +76,24 @@ def shed(refusal: Refusal, balance: Balance, order: Order, jitter: float) -> Ans
         limits=rate_limits(balance, pool),
         should_retry=refusal.retry_after_ms < NEVER_MS,
         dialect=order.facts.endpoint.dialect,
+    )
+
+
+def evicted(admitted: Admitted) -> Answer:
+    """The 429 for a request that was ended, before any answer, to give its capacity back."""
+    pool, entitlement = admitted.order.pool, admitted.order.entitlement
+    wait_ms = max(EVICTED_WAIT_MS, admitted.balance.reset_concurrency_ms)
+    spread = zlib.crc32(admitted.lease.lease_id.encode()) / 2**32
+    retry_after_ms = round(wait_ms * (1.0 + JITTER * spread))
+    return shed_answer(
+        reason="evicted",
+        resource=Resource.CONCURRENCY.value,
+        message=f"Request evicted from token pool '{pool.name}': its capacity was needed for a reserved baseline, "
+        f"and requests of entitlement '{entitlement.name}' ({entitlement.service_class.value}) give theirs back. "
+        f"Try again in {go_duration(retry_after_ms)}.",
+        retry_after_ms=retry_after_ms,
+        limits=rate_limits(admitted.balance, pool),
+        dialect=admitted.order.facts.endpoint.dialect,
     )
 
 

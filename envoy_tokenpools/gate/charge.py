@@ -5,6 +5,7 @@ What an ended request is charged: the backend's report, else what was seen, else
 from dataclasses import dataclass
 
 from envoy_tokenpools.gate.order import Outcome
+from envoy_tokenpools.observer import Ending
 from envoy_tokenpools.openai.usage import UsageSource
 
 CHARS_PER_TOKEN = 4
@@ -43,6 +44,7 @@ def charge(outcome: Outcome, counted_tokens: int) -> Charge:
       that it did not report.
     - A client that left before any answer is charged its prompt, which the backend may have read by then: leaving early
       must not be a way to have prompts processed for nothing.
+    - A request that we evicted before any answer is charged nothing either.
     - Otherwise the prompt is charged as estimated and the output as counted; where some of it could not be read, at
       least as reserved.
     """
@@ -50,6 +52,8 @@ def charge(outcome: Outcome, counted_tokens: int) -> Charge:
     cost, facts = admitted.lease.cost, admitted.order.facts
     usage = metered.usage if metered is not None else None
     refused = outcome.status is not None and outcome.status >= 400
+    if outcome.ending is Ending.EVICTED and outcome.status is None:
+        refused = True  # by ourselves
     prompt, prompt_source = (0 if refused else cost.prompt_tokens), UsageSource.ESTIMATED
     if usage is not None and usage.prompt_tokens is not None:
         prompt, prompt_source = usage.prompt_tokens, UsageSource.REPORTED

@@ -2,7 +2,6 @@
 The gate: admits or sheds a request, settles it when it ends, and ticks the pools in between.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -19,13 +18,21 @@ from envoy_tokenpools.gate.directory import Directory
 from envoy_tokenpools.gate.failures import tell_store_failure
 from envoy_tokenpools.gate.housekeeping import Housekeeper
 from envoy_tokenpools.gate.live import LivePool, learning_key
-from envoy_tokenpools.gate.order import Admitted, Order, Outcome, Refused, Verdict
+from envoy_tokenpools.gate.order import (
+    Admitted,
+    Order,
+    Outcome,
+    Refused,
+    Verdict,
+    fingerprint_of,
+)
 from envoy_tokenpools.gate.reports import pool_report
+from envoy_tokenpools.gate.reserving import OnWait, Reservations
 from envoy_tokenpools.observer import Decided, Ending, Observer, PoolReport, Settled
 from envoy_tokenpools.observer import Outcome as Decision
 from envoy_tokenpools.openai.answers import Answer
 from envoy_tokenpools.openai.usage import UsageSource
-from envoy_tokenpools.store.base import Reply, Store
+from envoy_tokenpools.store.base import Store
 
 
 class Counter(Protocol):
@@ -45,7 +52,7 @@ class Gate:
     Admission, settlement and reports for all pools of one configuration.
 
     Every lease taken here is settled here, once, by `settle`; should a caller be cancelled while its claim is on the
-    way, the claim is undone.
+    way or waits, the claim is undone.
     """
 
     def __init__(
@@ -78,9 +85,11 @@ class Gate:
         self._observer = observer
         self._new_lease_id = new_lease_id
         self._jitter = jitter
-        self._undoing: set[asyncio.Task[None]] = set()
         self.directory = Directory(config)
         self.house = Housekeeper(config, store=store, clock=clock, observer=observer)
+        self._reservations = Reservations(
+            store=store, house=self.house, clock=clock, observer=observer
+        )
 
     @property
     def config(self) -> Config:
@@ -100,21 +109,25 @@ class Gate:
 
     # ------------------------------------------------------------------ admit
 
-    async def admit(self, order: Order) -> Verdict:
+    async def admit(self, order: Order, on_wait: OnWait | None = None) -> Verdict:
         """
-        Decide on a request (admission rules 3 to 5).
+        Decide on a request (admission rules 3 to 6).
+
+        Args:
+            order: what is asked.
+            on_wait: told once for how many milliseconds at most the request will wait, should it have to.
 
         Raises:
             RequestError: 400, the request can never fit; 404, a reload has just removed the entitlement.
         """
         started_us = self._clock.now_us()
         try:
-            return await self._admit(order, started_us)
+            return await self._admit(order, started_us, on_wait)
         except RequestError as error:
             self._tell(order, Decision.REJECTED, error.code, started_us)
             raise
 
-    async def _admit(self, order: Order, started_us: int) -> Verdict:
+    async def _admit(self, order: Order, started_us: int, on_wait: OnWait | None) -> Verdict:
         pool, entitlement = order.pool, order.entitlement
         if not is_served(entitlement):
             reason = f"entitlement_{entitlement.state.value.lower()}"
@@ -125,19 +138,21 @@ class Gate:
         if terms is None:
             raise RequestError(404, "model_not_found", "The entitlement has just been removed.")
         cost = _price(order, live, terms, raw_prompt)
+        lease_id = self._new_lease_id()
         claim = Claim(
-            lease_id=self._new_lease_id(),
+            lease_id=lease_id,
             terms=terms,
             cost=cost,
             usable=live.ramp.usable(self._clock.now_ms()),
             window_ms=pool.window_ms,
             ttl_ms=self._config.server.lease_ttl_ms,
-            fingerprint=order.fingerprint,
+            # Asked again while it waits, a request without a body to know it by is still the same one.
+            fingerprint=order.fingerprint or fingerprint_of(lease_id.encode()),
             is_retry=order.is_retry,
             enforce=order.enforce and pool.mode is Mode.ENFORCE,
         )
         try:
-            reply = await self._reserve(pool.name, claim)
+            reply = await self._reservations.take(live, claim, entitlement.max_wait_ms, on_wait)
         except StoreError as error:
             tell_store_failure(self._observer, "reserve", error)
             answer = answering.store_away(order)
@@ -147,10 +162,10 @@ class Gate:
             answer = answering.shed(outcome, reply.balance, order, self._jitter())
             reason = outcome.reason.value
             return self._refuse(order, answer, reason, started_us, cost.prompt_tokens)
-        self.house.hold(pool.name, outcome.lease_id)
         reason = "" if outcome.shadowed is None else outcome.shadowed.reason.value
         self._tell(order, Decision.ADMITTED, reason, started_us, cost.prompt_tokens, cost.tokens)
-        return Admitted(order, outcome, reply.balance, raw_prompt)
+        holding = self.house.hold(pool.name, lease_id)
+        return Admitted(order, outcome, reply.balance, raw_prompt, holding)
 
     async def _raw_prompt(self, order: Order, live: LivePool) -> int:
         """Tokens of the prompt's text, as our tokenizer counts them."""
@@ -168,22 +183,6 @@ class Gate:
             return count
         async with live.counting(order.entitlement.name):
             return await self._counter.count(vocabulary, texts)
-
-    async def _reserve(self, pool: str, claim: Claim) -> Reply:
-        """Reserve; a claim whose caller is cancelled meanwhile is undone, whether it was taken or not."""
-        try:
-            return await self._store.reserve(pool, claim)
-        except asyncio.CancelledError:
-            task = asyncio.create_task(self._undo(pool, claim.lease_id))
-            self._undoing.add(task)
-            task.add_done_callback(self._undoing.discard)
-            raise
-
-    async def _undo(self, pool: str, lease_id: str) -> None:
-        try:
-            await self._store.settle(pool, lease_id, 0)
-        except StoreError:
-            self._observer.store_failed("settle")
 
     def _refuse(
         self, order: Order, answer: Answer, reason: str, started_us: int, prompt: int = 0
@@ -239,6 +238,7 @@ class Gate:
             held_ms = settlement.held_ms if settlement is not None else 0
         except StoreError as error:
             tell_store_failure(self._observer, "settle", error)
+        await self._reservations.serve(self.house.pool(order.pool))
         self._learn(outcome, amount)
         self._observer.settled(
             Settled(
@@ -289,9 +289,8 @@ class Gate:
         return self.house.is_ready
 
     async def close(self) -> None:
-        """Wait for claims that are being undone."""
-        if self._undoing:
-            await asyncio.gather(*self._undoing, return_exceptions=True)
+        """Send away whoever waits, and finish what is being undone."""
+        await self._reservations.close()
 
 
 def _price(order: Order, live: LivePool, terms: Terms, raw_prompt: int) -> Cost:

@@ -14,6 +14,7 @@ from envoy_tokenpools.core.ramp import Ramp
 from envoy_tokenpools.core.tick import first_tick, next_tick
 from envoy_tokenpools.errors import StoreError
 from envoy_tokenpools.gate.failures import tell_store_failure
+from envoy_tokenpools.gate.holding import Holding
 from envoy_tokenpools.gate.live import LivePool
 from envoy_tokenpools.observer import Ending, Observer, Settled
 from envoy_tokenpools.openai.usage import UsageSource
@@ -39,7 +40,7 @@ class Housekeeper:
         self._store = store
         self._clock = clock
         self._observer = observer
-        self._held: dict[str, dict[str, None]] = {}
+        self._held: dict[str, dict[str, Holding]] = {}
         self._live: dict[str, LivePool] = {}
         self._renew_due_ms = 0
         self._store_answers = False
@@ -58,13 +59,22 @@ class Housekeeper:
         """The pools of the configuration in force."""
         return [self._live[name] for name in self._config.pools]
 
-    def hold(self, pool: str, lease_id: str) -> None:
+    def hold(self, pool: str, lease_id: str) -> Holding:
         """Keep a lease alive until it is released."""
-        self._held.setdefault(pool, {})[lease_id] = None
+        held = self._held.setdefault(pool, {})
+        return held.setdefault(lease_id, Holding(lease_id))
 
     def release(self, pool: str, lease_id: str) -> None:
         """Stop keeping a lease alive."""
-        self._held.get(pool, {}).pop(lease_id, None)
+        holding = self._held.get(pool, {}).pop(lease_id, None)
+        if holding is not None:
+            holding.release()
+
+    def evict(self, pool: str, lease_id: str) -> None:
+        """The store wants a lease back: tell whoever holds it, if that is here."""
+        holding = self._held.get(pool, {}).get(lease_id)
+        if holding is not None:
+            holding.evict()
 
     @property
     def is_ready(self) -> bool:
@@ -111,7 +121,7 @@ class Housekeeper:
         for lease in await self._store.sweep(name):
             self._expired(live, lease)
         if name not in self._config.pools:
-            if not self._held.get(name):
+            if not self._held.get(name) and not live.waiting.total:
                 self._forget(name)
         elif now_ms >= live.tick_due_ms or self._has_moved(live, now_ms):
             await self._tick(live)

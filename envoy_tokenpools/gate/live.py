@@ -10,6 +10,7 @@ from envoy_tokenpools.core.ledger import InUse, LedgerView
 from envoy_tokenpools.core.pool import Pool
 from envoy_tokenpools.core.ramp import Ramp
 from envoy_tokenpools.core.tick import Tick
+from envoy_tokenpools.gate.waiting import WaitingRoom
 
 
 @dataclass(slots=True)
@@ -25,6 +26,7 @@ class LivePool:
         outputs: what was generated, per entitlement and model.
         ratios: reported over estimated prompt tokens, per model.
         view: the books as last read, for reports.
+        waiting: requests that wait for capacity, here.
     """
 
     pool: Pool
@@ -34,6 +36,7 @@ class LivePool:
     outputs: dict[tuple[str, str], OutputHistory] = field(default_factory=dict)
     ratios: dict[str, PromptRatio] = field(default_factory=dict)
     view: LedgerView = field(default_factory=lambda: LedgerView(InUse(), {}))
+    waiting: WaitingRoom = field(default_factory=WaitingRoom)
     _counting: dict[str, asyncio.Lock] = field(default_factory=dict)
 
     def counting(self, entitlement: str) -> asyncio.Lock:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from envoy_tokenpools.core.admission import Balance, Lease
 from envoy_tokenpools.core.pool import Entitlement, Pool
+from envoy_tokenpools.gate.holding import Holding
 from envoy_tokenpools.observer import Ending
 from envoy_tokenpools.openai.answers import Answer
 from envoy_tokenpools.openai.request import RequestFacts
@@ -26,6 +27,7 @@ class Order:
         is_retry: the client says that it tried before.
         arrived_us: when the exchange began.
         enforce: False if nothing can be refused any more (Envoy only observes).
+        request_id: Envoy's id of it, by which a decision can be asked for; empty if there is none.
     """
 
     pool: Pool
@@ -35,6 +37,7 @@ class Order:
     is_retry: bool
     arrived_us: int
     enforce: bool = True
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +50,14 @@ class Admitted:
         lease: the reservation; to be settled exactly once.
         balance: what the entitlement has left.
         raw_prompt_tokens: the tokenizer's count, before the learned ratio was applied.
+        holding: the lease in this replica's hands; tells when it is evicted.
     """
 
     order: Order
     lease: Lease
     balance: Balance
     raw_prompt_tokens: int
+    holding: Holding
 
 
 @dataclass(frozen=True, slots=True)

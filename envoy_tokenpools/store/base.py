@@ -24,10 +24,18 @@ from envoy_tokenpools.core.tick import Tick
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer to a claim: a lease or a refusal, and what the entitlement has left after it."""
+    """
+    The answer to a claim.
+
+    Attributes:
+        outcome: a lease or a refusal.
+        balance: what the entitlement has left after it.
+        evicted: leases that are to be ended to make room for this one; whoever holds them has to.
+    """
 
     outcome: Lease | Refusal
     balance: Balance
+    evicted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from envoy_tokenpools.errors import RequestError
 from envoy_tokenpools.extproc.exchange import Actions, Admit, Exchange, Reply, Settle, Tell
 from envoy_tokenpools.extproc.wire import parse_request
 from envoy_tokenpools.gate.directory import Directory
+from envoy_tokenpools.gate.holding import Holding
 from envoy_tokenpools.gate.order import Admitted, Order, Outcome
 from envoy_tokenpools.observer import Decided, FirstToken
 from envoy_tokenpools.openai.answers import Answer
@@ -218,7 +219,7 @@ def admit(order: Order) -> Admitted:
         remaining_concurrency=7,
         reset_concurrency_ms=0,
     )
-    return Admitted(order, lease, balance, raw_prompt_tokens=8)
+    return Admitted(order, lease, balance, 8, Holding(lease.lease_id))
 
 
 @dataclass(slots=True)
