@@ -152,12 +152,13 @@ class Gate:
             enforce=order.enforce and pool.mode is Mode.ENFORCE,
         )
         try:
-            reply = await self._reservations.take(live, claim, entitlement.max_wait_ms, on_wait)
+            taken = await self._reservations.take(live, claim, entitlement.max_wait_ms, on_wait)
         except StoreError as error:
             tell_store_failure(self._observer, "reserve", error)
             answer = answering.store_away(order)
             return self._refuse(order, answer, "store_unavailable", started_us)
-        outcome = reply.outcome
+        reply, outcome = taken.reply, taken.reply.outcome
+        started_us += taken.waited_us
         if isinstance(outcome, Refusal):
             answer = answering.shed(outcome, reply.balance, order, self._jitter())
             reason = outcome.reason.value

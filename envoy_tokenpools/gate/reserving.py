@@ -4,7 +4,7 @@ How a claim becomes a lease: asked at once, again while it waits, and undone whe
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from envoy_tokenpools.clock import Clock
 from envoy_tokenpools.core.admission import Claim, Lease, Reason, Refusal
@@ -22,6 +22,14 @@ OnWait = Callable[[int], Awaitable[None]]
 
 RECHECK_MS = (10, 250)
 """While somebody waits the store is asked again at least and at most this often: shares, ramps and buckets move too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What came of a claim in the end, and how long it waited for that."""
+
+    reply: Reply
+    waited_us: int = 0
 
 
 class Reservations:
@@ -42,7 +50,7 @@ class Reservations:
 
     async def take(
         self, live: LivePool, claim: Claim, max_wait_ms: int, on_wait: OnWait | None
-    ) -> Reply:
+    ) -> Taken:
         """
         A lease for `claim`, or the refusal that it got in the end.
 
@@ -53,17 +61,19 @@ class Reservations:
         reply = await self._ask(live, claim)
         outcome = reply.outcome
         if isinstance(outcome, Lease) or not max_wait_ms or outcome.retry_after_ms >= NEVER_MS:
-            return reply
+            return Taken(reply)
         loop = asyncio.get_running_loop()
+        began_us = self._clock.now_us()
         waiter = Waiter(claim, reply, self._clock.now_ms(), loop.create_future())
         if not live.waiting.enter(waiter, live.pool.max_waiting):
-            return reply
+            return Taken(reply)
         deadline = loop.call_later(max_wait_ms / 1_000, waiter.give_up)
         self._watch(live)
         try:
             if on_wait is not None:
                 await on_wait(max_wait_ms)
-            return await waiter.answer
+            reply = await waiter.answer
+            return Taken(reply, self._clock.now_us() - began_us)
         except asyncio.CancelledError:
             self._disown(live, waiter)
             raise
