@@ -11,22 +11,25 @@ attributes on the first message of a direction, bodies buffered or streamed, tra
     DECIDING ─────── `refused`, `rejected` ─────────────┘
        │ `admitted`
     ADMITTED ─────── response ended, or stream did ▶ SETTLED
+       └──────────── `evicted` ────────────────────▶ EVICTED
 
 Rules:
 
 1. A message gets exactly one reply of its own kind, in its turn; none in observability mode. The reply is the last of
    its actions: sending may be cancelled, and what must happen must have happened by then.
-2. `Settle` is emitted once for each `admitted`, whatever comes or does not come after it.
+2. `Settle` is emitted once for each `admitted`, whatever comes or does not come after it. Nothing at all is emitted
+   after `evicted`.
 3. Nothing is admitted before the whole body was read; an exchange that ends before that held nothing. The one exception
    is a body that the route keeps from us: its request is admitted with its answer, at the flat amount.
 """
 
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from envoy_tokenpools.config import ServerSettings
 from envoy_tokenpools.errors import RequestError
 from envoy_tokenpools.extproc import replies
+from envoy_tokenpools.extproc.actions import Abort, Actions, Admit, Reply, Settle, Tell
 from envoy_tokenpools.extproc.incoming import Head, head_from_attributes, head_from_headers
 from envoy_tokenpools.extproc.requesting import (
     ADMIT_BODY,
@@ -47,7 +50,7 @@ from envoy_tokenpools.extproc.wire import (
     attributes_of,
     metadata_text,
 )
-from envoy_tokenpools.gate.answering import rate_limits
+from envoy_tokenpools.gate.answering import evicted, rate_limits
 from envoy_tokenpools.gate.directory import Directory, Rights
 from envoy_tokenpools.gate.order import Admitted, Order, Outcome, fingerprint_of
 from envoy_tokenpools.observer import Decided, Ending, FirstToken
@@ -62,38 +65,6 @@ from envoy_tokenpools.openai.endpoint import Dialect, Endpoint
 from envoy_tokenpools.openai.request import RequestFacts, facts_without_body, parse_request
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """Send these bytes to Envoy."""
-
-    payload: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Admit:
-    """Ask the gate; the exchange waits for `admitted`, `refused` or `rejected`."""
-
-    order: Order
-
-
-@dataclass(frozen=True, slots=True)
-class Settle:
-    """Settle the lease."""
-
-    outcome: Outcome
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """Tell the observer."""
-
-    event: Decided | FirstToken
-
-
-Action = Reply | Admit | Settle | Tell
-Actions = tuple[Action, ...]
-
-
 class Phase(enum.Enum):
     """Where an exchange is; see the module's picture."""
 
@@ -102,6 +73,7 @@ class Phase(enum.Enum):
     DECIDING = enum.auto()
     ADMITTED = enum.auto()
     SETTLED = enum.auto()
+    EVICTED = enum.auto()
     PASSING = enum.auto()
     ANSWERED = enum.auto()
 
@@ -147,6 +119,11 @@ class Exchange:
         self._response = Response(withholds_usage=False)
         self._first_token_seen = False
 
+    @property
+    def observes(self) -> bool:
+        """Whether Envoy only lets us observe: it takes no replies."""
+        return self._observes
+
     def receive(self, message: ProcessingRequest, now_us: int) -> Actions:
         """Take the next message from Envoy."""
         if message.observability_mode:
@@ -188,6 +165,32 @@ class Exchange:
             return answer
         return (Tell(Decided(Decision.REJECTED, reason=error.code)), *answer)
 
+    def evicted(self) -> Actions:
+        """
+        The store took the lease back: end the request.
+
+        Its client gets a 429 while nothing of the answer has been passed on; later all that is left is to break it off.
+        """
+        admitted = self._admitted
+        if self._phase is not Phase.ADMITTED or admitted is None:
+            return ()
+        order = admitted.order
+        ending: Actions = (Abort(),)
+        if self._response.status is None:
+            ending = (Reply(replies.immediate(evicted(admitted))),)
+        told = Tell(
+            Decided(
+                Decision.EVICTED,
+                reason="evicted",
+                pool=order.pool.name,
+                entitlement=order.entitlement.name,
+                service_class=order.entitlement.service_class,
+            )
+        )
+        settled = self._settle(Ending.EVICTED)
+        self._phase = Phase.EVICTED
+        return (told, *settled, *ending)
+
     def finish(self, *, shutting_down: bool = False) -> Actions:
         """
         The gRPC stream is over, for whatever reason.
@@ -204,6 +207,8 @@ class Exchange:
 
     def _dispatch(self, message: ProcessingRequest, now_us: int) -> Actions:
         actions: Actions = ()
+        if self._phase is Phase.EVICTED:
+            return actions
         if message.response_body is not None:
             actions = self._response_body(message.response_body, message, now_us)
         elif message.request_headers is not None:

@@ -7,6 +7,7 @@ types.
 """
 
 from collections.abc import Iterable
+from datetime import timedelta
 from functools import lru_cache
 
 from envoy_data_plane.envoy.extensions.filters.http.ext_proc import v3 as ext_proc_filter
@@ -109,6 +110,16 @@ def response_headers_with(set_headers: Headers, remove_headers: Iterable[str] = 
 def response_body_with(body: bytes) -> bytes:
     """Continue with another piece of the response's body, which may be empty."""
     return _field(4, _field(1, _field(3, _body_mutation(body))))
+
+
+def message_timeout(timeout_ms: int) -> bytes:
+    """
+    Have Envoy wait this long, from now on, for the reply to the message that it sent last.
+
+    Envoy hears it once per message, and only up to the filter's `max_message_timeout`; without one it does not at all.
+    """
+    duration = timedelta(milliseconds=timeout_ms)
+    return bytes(ext_proc.ProcessingResponse(override_message_timeout=duration))
 
 
 def immediate(answer: Answer) -> bytes:

@@ -4,13 +4,16 @@ The gRPC side of an exchange: reads Envoy's messages, lets the exchange decide w
 
 import asyncio
 import logging
-from typing import NoReturn, Protocol
+from collections.abc import Coroutine
+from typing import Any, NoReturn, Protocol
 
 import grpc
 
 from envoy_tokenpools.clock import Clock
 from envoy_tokenpools.errors import RequestError
-from envoy_tokenpools.extproc.exchange import Actions, Admit, Exchange, Reply, Settle
+from envoy_tokenpools.extproc import replies
+from envoy_tokenpools.extproc.actions import Abort, Actions, Admit, Reply, Settle
+from envoy_tokenpools.extproc.exchange import Exchange
 from envoy_tokenpools.extproc.wire import ProcessingRequest, parse_request
 from envoy_tokenpools.gate.gate import Gate
 from envoy_tokenpools.gate.order import Admitted, Order, Outcome
@@ -19,6 +22,9 @@ from envoy_tokenpools.observer import Decided, FirstToken
 log = logging.getLogger(__name__)
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
+
+WAIT_MARGIN_MS = 2_000
+"""Envoy waits this much longer than a request may, so that it is we who end the wait."""
 
 
 class Stream(Protocol):
@@ -37,13 +43,42 @@ class Stream(Protocol):
         ...
 
 
+class _Call:
+    """
+    One gRPC stream and the exchange that it carries.
+
+    An eviction comes from outside. While the stream is read nothing is being written, so that it can be acted upon at
+    once; else whoever writes does so next. Two must never write at the same time.
+    """
+
+    __slots__ = ("exchange", "is_evicted", "is_reading", "stream")
+
+    def __init__(self, exchange: Exchange, stream: Stream) -> None:
+        self.exchange = exchange
+        self.stream = stream
+        self.is_reading = False
+        self.is_evicted = False
+
+    async def read(self) -> ProcessingRequest | None:
+        """The next message; None at the end."""
+        self.is_reading = True
+        message = await self.stream.read()
+        self.is_reading = False
+        return message if isinstance(message, ProcessingRequest) else None
+
+    async def tell_wait(self, wait_ms: int) -> None:
+        """The verdict may take this long."""
+        if not self.exchange.observes:
+            await self.stream.write(replies.message_timeout(wait_ms + WAIT_MARGIN_MS))
+
+
 class ExtProcService:
     """Serves `ExternalProcessor.Process`, one exchange per stream."""
 
     def __init__(self, gate: Gate, clock: Clock) -> None:
         self._gate = gate
         self._clock = clock
-        self._settling: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._open_streams = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -63,18 +98,20 @@ class ExtProcService:
 
     async def _process(self, _: object, stream: Stream) -> None:
         exchange = Exchange(self._gate.directory, self._gate.config.server)
+        call = _Call(exchange, stream)
         self._open_streams += 1
         self._idle.clear()
         try:
-            while True:
-                message = await stream.read()
-                if not isinstance(message, ProcessingRequest):
-                    break
+            while (message := await call.read()) is not None:
                 actions = exchange.receive(message, self._clock.now_us())
                 # A body of megabytes must not live while the next message is waited for.
                 del message
-                await self._act(exchange, actions, stream)
+                await self._act(call, actions)
                 del actions
+                if call.is_evicted:
+                    await self._act(call, exchange.evicted())
+        except grpc.aio.AbortError:
+            raise
         except Exception:
             log.exception("exchange failed")
             await stream.abort(grpc.StatusCode.INTERNAL, "exchange failed")
@@ -87,26 +124,45 @@ class ExtProcService:
             if self._open_streams == 0:
                 self._idle.set()
 
-    async def _act(self, exchange: Exchange, actions: Actions, stream: Stream) -> None:
+    async def _act(self, call: _Call, actions: Actions) -> None:
         for action in actions:
             match action:
                 case Reply(payload):
-                    await stream.write(payload)
+                    await call.stream.write(payload)
                 case Admit(order):
-                    await self._act(exchange, await self._decide(exchange, order), stream)
+                    await self._act(call, await self._decide(call, order))
                 case Settle(outcome):
                     self._settle(outcome)
+                case Abort():
+                    await call.stream.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "evicted")
                 case _:
                     self._tell(action.event)
 
-    async def _decide(self, exchange: Exchange, order: Order) -> Actions:
+    async def _decide(self, call: _Call, order: Order) -> Actions:
+        exchange = call.exchange
         try:
-            verdict = await self._gate.admit(order)
+            verdict = await self._gate.admit(order, call.tell_wait)
         except RequestError as error:
             return exchange.rejected(error)
-        if isinstance(verdict, Admitted):
-            return exchange.admitted(verdict)
-        return exchange.refused(verdict.answer)
+        if not isinstance(verdict, Admitted):
+            return exchange.refused(verdict.answer)
+        actions = exchange.admitted(verdict)
+        verdict.holding.on_evict(lambda: self._evict(call))
+        return exchange.evicted() if call.is_evicted else actions
+
+    def _evict(self, call: _Call) -> None:
+        call.is_evicted = True
+        if call.is_reading:
+            self._spawn(self._end(call))
+
+    async def _end(self, call: _Call) -> None:
+        """Act on an eviction from outside; Envoy may be gone by now."""
+        try:
+            await self._act(call, call.exchange.evicted())
+        except grpc.aio.AbortError:
+            pass
+        except (grpc.aio.BaseError, asyncio.CancelledError) as error:
+            log.debug("evicted stream had ended", extra={"error": str(error)})
 
     def _tell(self, event: Decided | FirstToken) -> None:
         if isinstance(event, Decided):
@@ -115,12 +171,15 @@ class ExtProcService:
             self._gate.observer.first_token(event)
 
     def _settle(self, outcome: Outcome) -> None:
-        task = asyncio.create_task(self._gate.settle(outcome))
-        self._settling.add(task)
-        task.add_done_callback(self._settled)
+        self._spawn(self._gate.settle(outcome))
 
-    def _settled(self, task: asyncio.Task[None]) -> None:
-        self._settling.discard(task)
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("settlement failed", exc_info=task.exception())
 
@@ -133,6 +192,6 @@ class ExtProcService:
         await self._idle.wait()
 
     async def settled(self) -> None:
-        """Wait until every settlement that has begun is done."""
-        while self._settling:
-            await asyncio.wait(self._settling)
+        """Wait until every settlement and eviction that has begun is done."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)

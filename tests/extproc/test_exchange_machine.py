@@ -7,7 +7,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from envoy_tokenpools.config import ServerSettings
 from envoy_tokenpools.core.pool import ServiceClass
 from envoy_tokenpools.errors import RequestError
-from envoy_tokenpools.extproc.exchange import Actions, Admit, Exchange, Reply, Settle, Tell
+from envoy_tokenpools.extproc.actions import Actions, Admit, Reply, Settle, Tell
+from envoy_tokenpools.extproc.exchange import Exchange
 from envoy_tokenpools.extproc.wire import parse_request
 from envoy_tokenpools.gate.directory import Directory
 from envoy_tokenpools.gate.order import Admitted, Order

@@ -393,7 +393,7 @@ async def test_an_error_that_the_gate_raises_is_an_answer(
 ) -> None:
     """Not a fault: the stream goes on."""
 
-    async def refuse(_: object) -> None:
+    async def refuse(*_: object) -> None:
         raise RequestError(400, "context_length_exceeded", "Too long.")
 
     monkeypatch.setattr(running.desk.gate, "admit", refuse)

@@ -20,7 +20,8 @@ from envoy_tokenpools.core.admission import Balance, Lease
 from envoy_tokenpools.core.cost import Cost
 from envoy_tokenpools.core.ledger import Ledger
 from envoy_tokenpools.errors import RequestError
-from envoy_tokenpools.extproc.exchange import Actions, Admit, Exchange, Reply, Settle, Tell
+from envoy_tokenpools.extproc.actions import Actions, Admit, Reply, Settle, Tell
+from envoy_tokenpools.extproc.exchange import Exchange
 from envoy_tokenpools.extproc.wire import parse_request
 from envoy_tokenpools.gate.directory import Directory
 from envoy_tokenpools.gate.holding import Holding
