@@ -167,12 +167,12 @@ class Exchange:
 
     def evicted(self) -> Actions:
         """
-        The store took the lease back: end the request.
+        The store took the lease back: end the request, unless Envoy only lets us observe it.
 
         Its client gets a 429 while nothing of the answer has been passed on; later all that is left is to break it off.
         """
         admitted = self._admitted
-        if self._phase is not Phase.ADMITTED or admitted is None:
+        if self._phase is not Phase.ADMITTED or admitted is None or self._observes:
             return ()
         order = admitted.order
         ending: Actions = (Abort(),)

@@ -20,6 +20,7 @@ WANTED = frozenset(
         b"content-length",
         b"x-api-key",
         b"x-forwarded-client-cert",
+        b"x-request-id",
         b"x-stainless-retry-count",
     )
 )
@@ -30,6 +31,10 @@ CLIENT_CERTIFICATE = b"x-forwarded-client-cert"
 
 IDENTITY = frozenset((b"api-key", b"authorization", b"x-api-key", CLIENT_CERTIFICATE))
 """Headers that say who calls; credentials are looked for in the order authorization, api-key, x-api-key."""
+
+
+MAX_REQUEST_ID_CHARS = 256
+"""Envoy's own have 36; a client may bring its own, and each is kept for a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,7 @@ class Head:
         content_length: as declared; None if it is not.
         content_encoding: in lower case; empty if there is none, or none to undo.
         is_retry: the client's library says that it tried before.
+        request_id: Envoy's, or the client's if Envoy keeps it; empty if there is none, or none that can be shown.
     """
 
     endpoint: Endpoint | None
@@ -54,6 +60,7 @@ class Head:
     content_length: int | None
     content_encoding: str
     is_retry: bool
+    request_id: str = ""
 
 
 def head_from_headers(message: HttpHeaders, path_prefix: str = "") -> Head:
@@ -79,6 +86,7 @@ def head_from_attributes(attributes: Attributes, path_prefix: str = "") -> Head 
     pairs = [
         (b":path", path),
         (b":method", attributes.texts.get("request.method", b"POST")),
+        (b"x-request-id", attributes.texts.get("request.id", b"")),
     ]
     for name in WANTED:
         value = attributes.texts.get(f"request.headers['{name.decode()}']")
@@ -123,6 +131,7 @@ def _head(pairs: Iterable[tuple[bytes, bytes]], path_prefix: str) -> Head:
         content_length=_number(found.get(b"content-length", b"")),
         content_encoding="" if encoding == "identity" else encoding,
         is_retry=retries is not None and retries > 0,
+        request_id=_request_id(found.get(b"x-request-id", b"")),
     )
 
 
@@ -133,6 +142,13 @@ _NOBODYS_KEY = "\0another form of authorization"
 def _number(digits: bytes) -> int | None:
     """Plain digits as a number; of endless ones, which Python refuses to convert, the first are large enough."""
     return int(digits[:18]) if digits.isdigit() else None
+
+
+def _request_id(value: bytes) -> str:
+    """As it came, unless it is too long to be kept or has what no log or page should show."""
+    text = value.decode("latin-1")
+    is_fit = len(text) <= MAX_REQUEST_ID_CHARS and text.isascii() and text.isprintable()
+    return text if is_fit else ""
 
 
 def _credential(found: dict[bytes, bytes]) -> str | None:

@@ -153,12 +153,13 @@ class ExtProcService:
     def _evict(self, call: _Call) -> None:
         call.is_evicted = True
         if call.is_reading:
-            self._spawn(self._end(call))
+            # From here on the exchange has nothing more to say, so that nobody else writes.
+            self._spawn(self._end(call, call.exchange.evicted()))
 
-    async def _end(self, call: _Call) -> None:
+    async def _end(self, call: _Call, actions: Actions) -> None:
         """Act on an eviction from outside; Envoy may be gone by now."""
         try:
-            await self._act(call, call.exchange.evicted())
+            await self._act(call, actions)
         except grpc.aio.AbortError:
             pass
         except (grpc.aio.BaseError, asyncio.CancelledError) as error:

@@ -9,6 +9,7 @@ from envoy_tokenpools.config import credential_digest
 from envoy_tokenpools.errors import RequestError
 from envoy_tokenpools.extproc.incoming import (
     IDENTITY,
+    MAX_REQUEST_ID_CHARS,
     WANTED,
     Head,
     head_from_attributes,
@@ -279,6 +280,34 @@ def test_the_encoding_is_told_in_lower_case(value: str | bytes, encoding: str) -
     assert head(("content-encoding", value)).content_encoding == encoding
 
 
+# Which request
+
+
+@pytest.mark.parametrize(
+    ("sent", "request_id"),
+    [
+        ("2b3f6c1e-3f0e-9f43-8f55-0d7b5f6f3a11", "2b3f6c1e-3f0e-9f43-8f55-0d7b5f6f3a11"),
+        ("<script>alert(1)</script>", "<script>alert(1)</script>"),
+        ("x" * MAX_REQUEST_ID_CHARS, "x" * MAX_REQUEST_ID_CHARS),
+        ("x" * (MAX_REQUEST_ID_CHARS + 1), ""),
+        ("", ""),
+        (b"caf\xc3\xa9", ""),
+        (b"a\x1b[31m", ""),
+        (b"a\x7f", ""),
+    ],
+)
+def test_the_request_id_is_kept_if_it_is_short_and_can_be_shown(
+    sent: str | bytes, request_id: str
+) -> None:
+    """A client may bring its own: cut, or with odd characters, nobody would find it again."""
+    assert head(("x-request-id", sent)).request_id == request_id
+
+
+def test_without_an_id_there_is_none() -> None:
+    """Envoy can be told to make none."""
+    assert head().request_id == ""
+
+
 # Attributes
 
 
@@ -291,6 +320,7 @@ def test_attributes_tell_the_same_as_headers() -> None:
         "content-length": "71",
         "x-api-key": "sk-3",
         "x-forwarded-client-cert": "URI=spiffe://a",
+        "x-request-id": "8f3c",
         "x-stainless-retry-count": "2",
     }
     from_attributes = head_from_attributes(
@@ -298,6 +328,15 @@ def test_attributes_tell_the_same_as_headers() -> None:
     )
     assert from_attributes == head(*sent.items())
     assert {name.encode() for name in sent} | {b":method", b":path"} == WANTED
+
+
+def test_the_attribute_of_the_id_tells_it_where_its_header_is_not_sent() -> None:
+    """Also beside the header they agree."""
+    sent = {"request.path": CHAT.encode(), "request.id": b"8f3c"}
+    for more in ({}, {"request.headers['x-request-id']": b"8f3c"}):
+        found = head_from_attributes(Attributes({**sent, **more}))
+        assert found is not None
+        assert found.request_id == "8f3c"
 
 
 def test_without_the_path_there_is_no_head() -> None:

@@ -6,6 +6,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 import grpc
@@ -15,9 +16,10 @@ from grpc_health.v1.health import aio as health_aio
 
 from envoy_tokenpools.config import ServerSettings
 from envoy_tokenpools.core.ledger import InUse
-from envoy_tokenpools.core.pool import ServiceClass
+from envoy_tokenpools.core.pool import Pool, ServiceClass
 from envoy_tokenpools.errors import RequestError
 from envoy_tokenpools.extproc.service import SERVICE, ExtProcService
+from envoy_tokenpools.gate.holding import Holding
 from envoy_tokenpools.observer import Ending
 from envoy_tokenpools.observer import Outcome as Decision
 from tests.support.extproc import (
@@ -33,7 +35,7 @@ from tests.support.extproc import (
     sb,
     sh,
 )
-from tests.support.gate import DistantStore, GateDesk
+from tests.support.gate import DistantStore, GateDesk, configured
 from tests.support.pools import amount, entitlement, pool
 from tests.support.streams import S
 
@@ -413,3 +415,150 @@ async def test_a_stream_that_we_cut_was_truncated(running: Running) -> None:
     assert await running.quiet() == InUse()
     (settled,) = running.desk.observer.settlements
     assert settled.ending is Ending.TRUNCATED
+
+
+# Waiting and eviction
+
+
+def busy(**changes: object) -> Pool:
+    """A pool of one sequence, whose requests wait for it."""
+    patient = replace(entitlement("a", ServiceClass.SPOT), max_wait_ms=60_000)
+    return replace(pool(amount(sequences=1), patient), **changes)  # type: ignore[arg-type]
+
+
+async def admitted(running: Running) -> Call:
+    """A stream whose request was let through."""
+    call = running.call()
+    await running.say(call, post_rh(), rb(chat(stream=True)))
+    return call
+
+
+async def waiting(running: Running) -> Call:
+    """A stream whose request waits, as Envoy was told."""
+    call = running.call()
+    (_, told) = await running.say(call, post_rh(), rb(HI))
+    assert told.override_message_timeout == timedelta(seconds=62)
+    return call
+
+
+async def test_a_waiting_request_goes_on_when_another_ends(running: Running) -> None:
+    """Envoy is told how long it may take, in a message of its own; the reply comes after it."""
+    await running.desk.gate.reload(configured(busy()))
+    first = await admitted(running)
+    second = await waiting(running)
+    await first.done_writing()
+    reply = Response.parse(await asyncio.wait_for(second.read(), WITHIN_S))
+    assert kind_of(reply) == "request_body"
+    second.cancel()
+    assert await running.quiet() == InUse()
+
+
+async def test_a_client_that_leaves_while_waiting_leaves_nothing(running: Running) -> None:
+    """The stream is cancelled; whoever comes next finds the capacity."""
+    await running.desk.gate.reload(configured(busy()))
+    first = await admitted(running)
+    second = await waiting(running)
+    second.cancel()
+    third = await waiting(running)
+    await first.done_writing()
+    assert kind_of(Response.parse(await asyncio.wait_for(third.read(), WITHIN_S))) == "request_body"
+    third.cancel()
+    assert await running.quiet() == InUse()
+
+
+async def code_of(call: Call) -> grpc.StatusCode:
+    """How the stream ends, once everything that was said is read."""
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        while await asyncio.wait_for(call.read(), WITHIN_S) is not grpc.aio.EOF:
+            pass
+    code: grpc.StatusCode = await asyncio.wait_for(call.code(), WITHIN_S)
+    return code
+
+
+async def evict_all(running: Running) -> None:
+    """The store wants every lease back."""
+    for lease_id in list(running.desk.gate.house._held["pool"]):
+        running.desk.gate.house.evict("pool", lease_id)
+
+
+async def test_an_eviction_while_the_stream_is_quiet(running: Running) -> None:
+    """The answer comes unasked; the stream then ends as any other."""
+    call = await admitted(running)
+    await evict_all(running)
+    reply = Response.parse(await asyncio.wait_for(call.read(), WITHIN_S))
+    assert immediate_of(reply)[0] == 429
+    await call.done_writing()
+    assert await call.code() is grpc.StatusCode.OK
+    assert await running.quiet() == InUse()
+    assert [event.ending for event in running.desk.observer.settlements] == [Ending.EVICTED]
+
+
+async def test_an_eviction_after_the_answer_began(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The stream ends with an error, and nothing is logged of it."""
+    caplog.set_level(logging.WARNING)
+    call = await admitted(running)
+    await running.say(call, sh(200, SSE), sb(S[:40]))
+    await evict_all(running)
+    assert await code_of(call) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert await running.quiet() == InUse()
+    assert [event.ending for event in running.desk.observer.settlements] == [Ending.EVICTED]
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("passed", range(6))
+async def test_an_eviction_while_a_reply_is_on_its_way(running: Running, passed: int) -> None:
+    """At whatever point of the exchange it comes, the request ends, settled once."""
+    call = await admitted(running)
+    await running.say(call, sh(200, SSE))
+    await call.write(bytes(sb(S[:40])))
+    for _ in range(passed):
+        await asyncio.sleep(0)
+    await evict_all(running)
+    assert await code_of(call) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert await running.quiet() == InUse()
+    assert len(running.desk.observer.settlements) == 1
+
+
+async def test_a_lease_that_is_wanted_back_at_once(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Evicted before anybody listened: its request never goes upstream."""
+    hold = running.desk.gate.house.hold
+
+    def hold_evicted(pool_name: str, lease_id: str) -> Holding:
+        holding = hold(pool_name, lease_id)
+        holding.evict()
+        return holding
+
+    monkeypatch.setattr(running.desk.gate.house, "hold", hold_evicted)
+    call = running.call()
+    _, reply = await running.say(call, post_rh(), rb(HI))
+    assert immediate_of(reply)[0] == 429
+    await call.done_writing()
+    assert await running.quiet() == InUse()
+
+
+async def test_a_client_that_leaves_as_it_is_evicted(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two hundred streams, half of them cancelled in the same turn: each settled once, nothing in the log."""
+    caplog.set_level(logging.WARNING)
+    rng = random.Random(4)
+    calls = [await admitted(running) for _ in range(200)]
+    for call in calls[::2]:
+        await running.say(call, sh(200, SSE), sb(S[:40]))
+    rng.shuffle(calls)
+    for call in calls[::2]:
+        call.cancel()
+    await evict_all(running)
+    await asyncio.sleep(0)
+    for call in calls[1::4]:
+        call.cancel()
+    for call in calls:
+        with contextlib.suppress(asyncio.CancelledError):
+            await call.done_writing()
+    assert await running.quiet() == InUse()
+    assert len(running.desk.observer.settlements) == 200
+    assert caplog.records == []

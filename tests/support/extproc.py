@@ -20,7 +20,7 @@ from envoy_tokenpools.core.admission import Balance, Lease
 from envoy_tokenpools.core.cost import Cost
 from envoy_tokenpools.core.ledger import Ledger
 from envoy_tokenpools.errors import RequestError
-from envoy_tokenpools.extproc.actions import Actions, Admit, Reply, Settle, Tell
+from envoy_tokenpools.extproc.actions import Abort, Actions, Admit, Reply, Settle, Tell
 from envoy_tokenpools.extproc.exchange import Exchange
 from envoy_tokenpools.extproc.wire import parse_request
 from envoy_tokenpools.gate.directory import Directory
@@ -239,6 +239,7 @@ class Conversation:
     told: list[Decided | FirstToken] = field(default_factory=list)
     settled: list[Outcome] = field(default_factory=list)
     admissions: int = 0
+    was_aborted: bool = False
     _observes: bool = False
 
     @classmethod
@@ -277,6 +278,12 @@ class Conversation:
         """The stream is over: CANCEL and EOF look alike from here."""
         self._take(self.exchange.finish(shutting_down=shutting_down), [])
 
+    def evict(self) -> list[Response]:
+        """The store takes the lease back; what is said to Envoy."""
+        payloads: list[bytes] = []
+        self._take(self.exchange.evicted(), payloads)
+        return [Response.parse(payload) for payload in payloads]
+
     @property
     def decisions(self) -> list[Decided]:
         """What was told of decisions."""
@@ -306,6 +313,8 @@ class Conversation:
                     self.settled.append(outcome)
                 case Tell(event):
                     self.told.append(event)
+                case Abort():
+                    self.was_aborted = True
 
     def _judged(self, order: Order) -> Actions:
         verdict = self.judge(order)
