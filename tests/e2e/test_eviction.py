@@ -125,7 +125,7 @@ async def test_an_answer_that_has_begun_breaks_off() -> None:
     freed_ms: list[float] = []
     loop = asyncio.get_running_loop()
     async with rigged() as rig, httpx.AsyncClient(timeout=WITHIN_S) as client:
-        for _ in range(20):
+        for _ in range(5):
             before = rig.backend.stats.generated_tokens
             asking = asyncio.create_task(ask(rig, client, stream=True))
             while rig.backend.stats.generated_tokens < before + 3:
@@ -139,8 +139,8 @@ async def test_an_answer_that_has_begun_breaks_off() -> None:
             assert b'"content":' in heard.body
         assert not any((await settled_state(rig.both))["in_use"].values())
         metrics = await metric_lines(rig.both)
-        assert total(metrics, "tokenpools_completions_total", 'ending="evicted"') == 20
-        assert total(metrics, "tokenpools_tokens_total", 'kind="completion"') >= 20
+        assert total(metrics, "tokenpools_completions_total", 'ending="evicted"') == 5
+        assert total(metrics, "tokenpools_tokens_total", 'kind="completion"') >= 5
     print(f"the backend was rid of an evicted stream after {statistics.median(freed_ms):.1f} ms")
     assert statistics.median(freed_ms) < 500
 

@@ -175,5 +175,5 @@ async def test_streams_that_end_anywhere_leave_no_task() -> None:
             return both.filter._service.open_streams == 0
 
         assert await _until(no_open_stream), both.filter._service.open_streams
-        assert not both.filter._service._settling
-        assert not both.filter.gate._undoing
+        assert not both.filter._service._tasks
+        assert not both.filter.gate._reservations._tasks
