@@ -36,7 +36,7 @@ EXIT_INTERRUPTED = 130
 def main(argv: list[str] | None = None) -> int:
     """Run the command in `argv` (the process's arguments if None); returns the exit status."""
     arguments = build_parser().parse_args(argv)
-    quiet = "warning" if arguments.run is _demo else "info"
+    quiet = "warning" if arguments.run in (_demo, _experiment) else "info"
     configure_logs(arguments.log_level or quiet)
     try:
         status: int = arguments.run(arguments)
@@ -133,6 +133,23 @@ def _demo(arguments: argparse.Namespace) -> int:
         await _Signals().until_stopped()
 
     return _run_loop(demo(options, say=_say, keep=keep if arguments.keep else None))
+
+
+def _experiment(arguments: argparse.Namespace) -> int:
+    # The laboratory needs optional packages (rich, matplotlib): the other commands must do without.
+    from envoy_tokenpools.lab.experiment import ExperimentOptions, experiment  # noqa: PLC0415
+
+    options = ExperimentOptions(
+        arguments.scenario,
+        runs=arguments.run_named,
+        time_scale=arguments.time_scale,
+        backend_url=arguments.backend,
+        model=arguments.model,
+        tokens_per_second=arguments.tokens_per_second,
+        trace=arguments.trace,
+        out=arguments.out,
+    )
+    return _run_loop(experiment(options, say=_say))
 
 
 def _freeze() -> None:
@@ -283,6 +300,8 @@ def build_parser() -> argparse.ArgumentParser:
     demo.add_argument("--plain", action="store_true", help="no live table, only the summary")
     demo.set_defaults(run=_demo)
 
+    _add_experiment(commands)
+
     run = commands.add_parser("run", help="the filter and a real Envoy in front of a backend")
     _add_config(run)
     _add_envoy(run, listen="0.0.0.0:8080")
@@ -327,6 +346,69 @@ def build_parser() -> argparse.ArgumentParser:
     )
     envoy.set_defaults(run=_envoy_config)
     return parser
+
+
+def _add_experiment(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "experiment",
+        help="measure protection and fairness on a real Envoy, with and without the filter's decisions",
+    )
+    parser.add_argument(
+        "scenario", metavar="SCENARIO", help="protection, fair-share, mixed, or a YAML file"
+    )
+    parser.add_argument(
+        "--run",
+        dest="run_named",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only this of its runs; may be repeated, default all",
+    )
+    parser.add_argument(
+        "--time-scale",
+        type=_positive,
+        default=1.0,
+        metavar="X",
+        help="shorten it to X times its duration, engine and all (default 1)",
+    )
+    parser.add_argument(
+        "--backend", metavar="URL", help="a server such as vLLM; default: simulated"
+    )
+    parser.add_argument("--model", metavar="NAME", help="that the backend serves")
+    parser.add_argument(
+        "--tokens-per-second",
+        type=_count,
+        metavar="N",
+        help="that the backend generates in all; default: the scenario's",
+    )
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="JSON lines to send, instead of the scenario's loads",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="write a JSON file and a picture there"
+    )
+    parser.set_defaults(run=_experiment)
+
+
+def _positive(text: str) -> float:
+    """An argument that is a number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number <= 1_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return number
+
+
+def _count(text: str) -> int:
+    """An argument that is a whole number above 0."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
 
 
 def _add_config(parser: argparse.ArgumentParser) -> None:

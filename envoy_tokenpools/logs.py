@@ -40,7 +40,8 @@ class Throttle(logging.Filter):
     Lets each message through `MAX_PER_PERIOD` times in `PERIOD_SECONDS`, and then says how many it held back.
 
     What fails with every request would else fill a disk. Our messages are constant texts, so that there are few of
-    them; the lines of an Envoy child are not, and each of them counts alone.
+    them; the lines of an Envoy child are not, and each of them counts alone. Debugging lines are all written: whoever
+    asks for them looks for a certain one.
     """
 
     def __init__(self) -> None:
@@ -49,6 +50,8 @@ class Throttle(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether this record is written."""
+        if record.levelno <= logging.DEBUG:
+            return True
         key = (record.name, record.getMessage())
         begun_count = self._seen.get(key)
         if begun_count is None or record.created - begun_count[0] >= PERIOD_SECONDS:

@@ -33,6 +33,7 @@ from envoy_tokenpools.observer import (
     Outcome,
     PoolReport,
     Settled,
+    Waited,
 )
 from envoy_tokenpools.openai.usage import UsageSource
 
@@ -59,6 +60,13 @@ _FIRST_TOKEN_BUCKETS = (
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
 )
 """Seconds: OpenTelemetry's buckets for `gen_ai.server.time_to_first_token`, and vLLM's above 10 s."""
+
+
+_WAIT_BUCKETS = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0),
+    *(2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0),
+)
+"""Seconds, up to what a client still waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +102,13 @@ DECISION_SECONDS = Family(
     "tokenpools_decision_seconds",
     ("pool",),
     "Time that a decision took, counting the prompt's tokens included. Look when latency grows in front of the backend:"
-    " a rise is large prompts, a slow store or a busy processor.",
+    " a rise is large prompts, a slow store or a busy processor. Waiting for capacity is not part of it.",
+)
+WAIT_SECONDS = Family(
+    "tokenpools_wait_seconds",
+    ("pool", "service_class", "result"),
+    "Time that requests waited for capacity (max_wait), by how it ended: admitted, shed, gone (the client left)."
+    " Look whether waiting is worth it: waits that mostly end shed or gone want more capacity, or a shorter max_wait.",
 )
 ESTIMATE_ERROR_RATIO = Family(
     "tokenpools_estimate_error_ratio",
@@ -156,7 +170,7 @@ _ENTITLEMENT_GAUGES: Mapping[Family, Callable[[EntitlementReport], float]] = {
     ): lambda report: report.reserved_kv_bytes,
     _per_entitlement(
         "waiting",
-        "Requests that wait for capacity instead of being shed (max_wait). Look when decisions are slow: a lasting"
+        "Requests that wait for capacity instead of being shed (max_wait). Look when first tokens are late: a lasting"
         " queue wants more capacity or a shorter max_wait.",
     ): lambda report: report.waiting,
     _per_entitlement(
@@ -183,7 +197,7 @@ _ENTITLEMENT_GAUGES: Mapping[Family, Callable[[EntitlementReport], float]] = {
 
 FAMILIES: tuple[Family, ...] = (
     *(REQUESTS, COMPLETIONS, TOKENS, STORE_ERRORS, CONFIG_RELOADS),
-    *(DECISION_SECONDS, ESTIMATE_ERROR_RATIO, TIME_TO_FIRST_TOKEN_SECONDS),
+    *(DECISION_SECONDS, WAIT_SECONDS, ESTIMATE_ERROR_RATIO, TIME_TO_FIRST_TOKEN_SECONDS),
     *(CAPACITY, DEGRADED, *_ENTITLEMENT_GAUGES),
 )
 """All of them, beside `tokenpools_build_info` and the usual metrics of the process and of Python."""
@@ -206,13 +220,15 @@ class PrometheusObserver:
         self._decision_seconds = _Children(
             _histogram(self._registry, DECISION_SECONDS, _DECISION_BUCKETS)
         )
+        self._wait_seconds = _Children(_histogram(self._registry, WAIT_SECONDS, _WAIT_BUCKETS))
         self._estimate_error = _Children(
             _histogram(self._registry, ESTIMATE_ERROR_RATIO, _RATIO_BUCKETS)
         )
         self._first_token_seconds = _Children(
             _histogram(self._registry, TIME_TO_FIRST_TOKEN_SECONDS, _FIRST_TOKEN_BUCKETS)
         )
-        self._reasons = _BoundedWords("", *(reason.value for reason in Reason))
+        known = (reason.value for reason in Reason)
+        self._reasons = _BoundedWords("", Outcome.EVICTED.value, *known)
         self._operations = _BoundedWords()
         Info(
             "tokenpools_build",
@@ -262,6 +278,11 @@ class PrometheusObserver:
         """Take the time to the first token."""
         series = self._first_token_seconds[event.pool, event.service_class]
         series.observe(event.elapsed_ms / 1e3)
+
+    def waited(self, event: Waited) -> None:
+        """Take the time that a request waited."""
+        series = self._wait_seconds[event.pool, event.service_class, event.end]
+        series.observe(event.waited_ms / 1e3)
 
     def store_failed(self, operation: str) -> None:
         """Count a failed call to the store."""

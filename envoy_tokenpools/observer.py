@@ -9,8 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from envoy_tokenpools.core.pool import EntitlementState, Mode, ServiceClass
+from envoy_tokenpools.core.admission import Resource
+from envoy_tokenpools.core.cost import Cost
+from envoy_tokenpools.core.pool import EntitlementState, Limits, Mode, ServiceClass
 from envoy_tokenpools.core.resources import Resources
+from envoy_tokenpools.core.weight import Factors
 from envoy_tokenpools.openai.usage import UsageSource
 
 
@@ -35,6 +38,14 @@ class Ending(enum.Enum):
     EXPIRED = "expired"
 
 
+class WaitEnd(enum.Enum):
+    """How the wait of a request for capacity ended."""
+
+    ADMITTED = "admitted"
+    SHED = "shed"
+    GONE = "gone"
+
+
 @dataclass(frozen=True, slots=True)
 class Decided:
     """
@@ -49,7 +60,7 @@ class Decided:
         service_class: the class; None when unknown.
         estimated_prompt_tokens: our estimate of its prompt.
         reserved_tokens: what was reserved; 0 unless admitted.
-        decision_us: time that the decision took, in microseconds.
+        decision_us: time that the decision took, in microseconds; waiting for capacity is not among it.
     """
 
     outcome: Outcome
@@ -101,6 +112,16 @@ class FirstToken:
     elapsed_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """A request waited for capacity for `waited_ms`, until it was admitted, was shed after all, or its client left."""
+
+    pool: str
+    service_class: ServiceClass
+    end: WaitEnd
+    waited_ms: int
+
+
 class Observer(Protocol):
     """Takes events as they happen; must not block and must not raise."""
 
@@ -114,6 +135,10 @@ class Observer(Protocol):
 
     def first_token(self, event: FirstToken) -> None:
         """See `FirstToken`."""
+        ...
+
+    def waited(self, event: Waited) -> None:
+        """See `Waited`."""
         ...
 
     def store_failed(self, operation: str) -> None:
@@ -146,7 +171,9 @@ class EntitlementReport:
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
-    """One pool right now."""
+    """
+    One pool right now; who waits, and how long the first of them has, is this replica's.
+    """
 
     name: str
     models: tuple[str, ...]
@@ -158,8 +185,116 @@ class PoolReport:
     concurrency: int
     reserved_tokens: int
     reserved_kv_bytes: int
+    waiting: int = 0
+    oldest_wait_ms: int = 0
     entitlements: Sequence[EntitlementReport] = ()
     prompt_ratios: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Priority:
+    """
+    Where an entitlement stood when a request of its was decided on.
+
+    Attributes:
+        weight: the product of its factors.
+        factors: what each part contributes.
+        debt: within [-1, 1].
+        burst: at least 0.
+        slo_target_ms: its target; None stands at the mean.
+        mean_slo_ms: of the pool's targets; None without any.
+    """
+
+    weight: float
+    factors: Factors
+    debt: float
+    burst: float
+    slo_target_ms: int | None
+    mean_slo_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """
+    What was short when a request was refused.
+
+    Attributes:
+        resource: the limiting one.
+        need: how much of it the request needed (tokens, bytes or sequences).
+        available: how much it could have had.
+        retry_after_ms: after what time it was expected to fit; what the client is told is up to a quarter longer.
+    """
+
+    resource: Resource
+    need: int
+    available: int
+    retry_after_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How an admitted request ended, and what it was charged."""
+
+    ending: Ending
+    prompt_tokens: int
+    prompt_source: UsageSource
+    completion_tokens: int
+    completion_source: UsageSource
+    held_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """
+    Why a request was decided on as it was; its fields are the interface of `/explain` and of the log.
+
+    Attributes:
+        request_id: by which it was asked for.
+        at_ms: pool time of the decision.
+        age_ms: how long ago that was.
+        pool: its pool.
+        entitlement: whose it was.
+        service_class: the class.
+        state: the entitlement's.
+        mode: `shadow` if it was not to be refused, or could not be any more.
+        outcome: what became of it; `evicted` if it was admitted and ended early.
+        reason: why, as the metrics have it; empty when admitted.
+        rule: which rule of admission decided, in plain words.
+        priority: weight, its factors, and what they come from; None if it got no further than its state.
+        cost: what it needed; None if it got no further than its state.
+        usable: the pool's capacity then.
+        share: what its entitlement could use.
+        guarantee: the reserved part of that.
+        limits: its entitlement's own ceilings.
+        inside_share: whether it was inside its share; None if that was not looked at.
+        inside_guarantee: whether it was inside a reserved baseline; None if that was not looked at.
+        shortage: what was short; None if nothing was. In shadow mode also of an admitted request.
+        waited_ms: how long it waited for capacity.
+        ended: how it ended; None while it runs, and if it was not admitted.
+    """
+
+    request_id: str
+    at_ms: int
+    age_ms: int
+    pool: str
+    entitlement: str
+    service_class: ServiceClass
+    state: EntitlementState
+    mode: Mode
+    outcome: Outcome
+    reason: str
+    rule: str
+    priority: Priority | None
+    cost: Cost | None
+    usable: Resources | None
+    share: Resources | None
+    guarantee: Resources | None
+    limits: Limits | None
+    inside_share: bool | None
+    inside_guarantee: bool | None
+    shortage: Shortage | None
+    waited_ms: int
+    ended: Ended | None
 
 
 class Reporter(Protocol):
@@ -171,6 +306,10 @@ class Reporter(Protocol):
 
     def report(self) -> Sequence[PoolReport]:
         """The pools as of the last `refresh`."""
+        ...
+
+    def explain(self, request_id: str) -> Explanation | None:
+        """The newest decision on a request of this id; None if there was none here, or if it is forgotten."""
         ...
 
     @property

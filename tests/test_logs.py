@@ -110,8 +110,8 @@ def test_configuring_again_replaces(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def _record(message: str, at_s: float) -> logging.LogRecord:
-    record = logging.makeLogRecord({"name": "house", "msg": message})
+def _record(message: str, at_s: float, level: int = logging.WARNING) -> logging.LogRecord:
+    record = logging.makeLogRecord({"name": "house", "msg": message, "levelno": level})
     record.created = at_s
     return record
 
@@ -139,3 +139,11 @@ def test_messages_that_never_repeat_do_not_fill_the_memory() -> None:
     throttle = Throttle()
     assert all(throttle.filter(_record(f"m{n}", 1.0)) for n in range(3 * MAX_MESSAGES))
     assert len(throttle._seen) <= MAX_MESSAGES
+
+
+def test_debugging_lines_are_never_held_back() -> None:
+    """Who asks for them looks for a certain one; and they hold back nothing of what is worse."""
+    throttle = Throttle()
+    written = [throttle.filter(_record("decided", 1.0, logging.DEBUG)) for _ in range(1_000)]
+    assert all(written)
+    assert throttle.filter(_record("decided", 1.0, logging.INFO))

@@ -18,6 +18,8 @@ from envoy_tokenpools.observer import (
     Outcome,
     PoolReport,
     Settled,
+    Waited,
+    WaitEnd,
 )
 from envoy_tokenpools.openai.usage import UsageSource
 from tests.support.reports import QWEN, SEARCH
@@ -33,6 +35,7 @@ TABLE = {
     "tokenpools_store_errors": ("counter", {"kind"}),
     "tokenpools_config_reloads": ("counter", {"result"}),
     "tokenpools_decision_seconds": ("histogram", {"pool"}),
+    "tokenpools_wait_seconds": ("histogram", {"pool", "service_class", "result"}),
     "tokenpools_estimate_error_ratio": ("histogram", {"pool"}),
     "tokenpools_time_to_first_token_seconds": ("histogram", {"pool", "service_class"}),
     "tokenpools_capacity": ("gauge", {"pool", "resource"}),
@@ -90,7 +93,12 @@ def pool(
 
 def test_names_types_and_labels_are_those_of_the_table() -> None:
     """After one event of each kind, families, types and label sets are exactly the table's."""
-    metrics = observed(ADMITTED, SETTLED, FirstToken("qwen", ServiceClass.GUARANTEED, 120))
+    metrics = observed(
+        ADMITTED,
+        SETTLED,
+        FirstToken("qwen", ServiceClass.GUARANTEED, 120),
+        Waited("qwen", ServiceClass.ELASTIC, WaitEnd.SHED, 2_000),
+    )
     metrics.store_failed("reserve")
     body, _ = metrics.render([pool(SEARCH)], "application/openmetrics-text")
     found = {
@@ -162,12 +170,13 @@ def test_a_request_without_pool_or_owner_has_empty_labels_and_no_token_series() 
 def test_an_evicted_request_adds_no_second_decision_or_demand() -> None:
     """It was decided on and estimated once, when it was admitted."""
     evicted = Decided(
-        Outcome.EVICTED, "pool_contended", "qwen", "search", ServiceClass.GUARANTEED, 100, 180
+        Outcome.EVICTED, "evicted", "qwen", "search", ServiceClass.GUARANTEED, 100, 180
     )
-    found = samples(observed(ADMITTED, evicted))
+    found = samples(observed(ADMITTED, evicted, replace(SETTLED, ending=Ending.EVICTED)))
     who = {"pool": "qwen", "entitlement": "search"}
-    outcome = {"outcome": "evicted", "reason": "pool_contended", "service_class": "guaranteed"}
+    outcome = {"outcome": "evicted", "reason": "evicted", "service_class": "guaranteed"}
     assert value(found, "tokenpools_requests_total", **who, **outcome) == 1
+    assert value(found, "tokenpools_completions_total", **who, ending="evicted") == 1
     assert value(found, "tokenpools_decision_seconds_count", pool="qwen") == 1
     assert value(found, "tokenpools_tokens_total", **who, kind="estimated_prompt") == 100
     assert value(found, "tokenpools_tokens_total", **who, kind="reserved") == 180
@@ -202,6 +211,26 @@ def test_the_estimation_error_is_taken_only_where_the_backend_reported(
     assert value(found, "tokenpools_estimate_error_ratio_sum", pool="qwen") == (
         expected if expected is None else pytest.approx(expected)
     )
+
+
+def test_a_wait_counts_by_how_it_ended() -> None:
+    """In seconds, per class; one that was not worth it is a series of its own."""
+    waits = [
+        Waited("qwen", ServiceClass.ELASTIC, WaitEnd.ADMITTED, 40),
+        Waited("qwen", ServiceClass.ELASTIC, WaitEnd.ADMITTED, 260),
+        Waited("qwen", ServiceClass.ELASTIC, WaitEnd.SHED, 2_000),
+        Waited("qwen", ServiceClass.GUARANTEED, WaitEnd.GONE, 700_000),
+    ]
+    found = samples(observed(*waits))
+    name, elastic = "tokenpools_wait_seconds", {"pool": "qwen", "service_class": "elastic"}
+    got = {**elastic, "result": "admitted"}
+    assert value(found, f"{name}_sum", **got) == pytest.approx(0.3)
+    assert value(found, f"{name}_bucket", **got, le="0.05") == 1
+    assert value(found, f"{name}_bucket", **got, le="0.5") == 2
+    assert value(found, f"{name}_count", **elastic, result="shed") == 1
+    gone = {"pool": "qwen", "service_class": "guaranteed", "result": "gone"}
+    assert value(found, f"{name}_bucket", **gone, le="300.0") == 0
+    assert value(found, f"{name}_bucket", **gone, le="+Inf") == 1
 
 
 def test_the_first_token_is_measured_per_class() -> None:

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from envoy_tokenpools import __version__
 from envoy_tokenpools.core.admission import Reason
+from envoy_tokenpools.core.pool import ServiceClass
 from envoy_tokenpools.metrics import MAX_WORDS, PrometheusObserver
-from envoy_tokenpools.observer import Decided, Outcome
+from envoy_tokenpools.observer import Decided, Outcome, Waited, WaitEnd
 from tests.support.reports import QWEN
 from tests.support.scrapes import observed, parse_openmetrics, parse_text, samples, value
 
@@ -49,11 +50,13 @@ def test_a_thousand_junk_words_grow_the_exposition_by_less_than_five_kilobytes()
 
 
 def test_junk_never_displaces_a_known_reason() -> None:
-    """The reasons of admission keep their series even when the bound was reached before."""
+    """The reasons of admission and of eviction keep their series even when the bound was reached before."""
     metrics = observed(*(Decided(Outcome.SHED, f"word_{index}") for index in range(1_000)))
     for reason in Reason:
         metrics.decided(Decided(Outcome.SHED, reason.value))
+    metrics.decided(Decided(Outcome.EVICTED, "evicted"))
     found = samples(metrics)
+    assert value(found, "tokenpools_requests_total", outcome="evicted", reason="evicted") == 1
     for reason in Reason:
         assert value(found, "tokenpools_requests_total", outcome="shed", reason=reason.value) == 1
 
@@ -83,6 +86,22 @@ def test_any_configured_name_comes_out_of_the_exposition_as_it_went_in(name: str
             if "pool" in sample.labels
         }
         assert pools == {name}
+
+
+def test_a_wait_is_a_histogram_that_both_formats_can_be_parsed_from() -> None:
+    """Its buckets grow up to all that were counted, in the text as in OpenMetrics."""
+    ends = [Waited("qwen", ServiceClass.SPOT, end, 40 * n) for end in WaitEnd for n in range(20)]
+    metrics = observed(*ends)
+    text = metrics.render()[0].decode()
+    openmetrics = metrics.render(accept="application/openmetrics-text")[0].decode()
+    for families in (parse_text(text), parse_openmetrics(openmetrics)):
+        (family,) = (each for each in families if each.name == "tokenpools_wait_seconds")
+        for end in WaitEnd:
+            of_end = [each for each in family.samples if each.labels["result"] == end.value]
+            buckets = [each.value for each in of_end if each.name.endswith("_bucket")]
+            assert buckets == sorted(buckets)
+            (count,) = (each.value for each in of_end if each.name.endswith("_count"))
+            assert buckets[-1] == count == 20
 
 
 def test_the_format_follows_the_accept_header() -> None:

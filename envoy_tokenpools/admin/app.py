@@ -17,6 +17,9 @@ from envoy_tokenpools.admin.state import state_document
 from envoy_tokenpools.metrics import PrometheusObserver
 from envoy_tokenpools.observer import Reporter
 
+MAX_REQUEST_ID_CHARS = 256
+"""No longer id is ever remembered."""
+
 _INLINE = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
 
 
@@ -45,6 +48,7 @@ def admin_app(
     app.router.add_get("/healthz", routes.health)
     app.router.add_get("/readyz", routes.readiness)
     app.router.add_get("/state", routes.state)
+    app.router.add_get("/explain", routes.explain)
     app.on_response_prepare.append(_add_headers)
     return app
 
@@ -82,13 +86,32 @@ class _Routes:
     async def state(self, _: web.Request) -> web.Response:
         """The pools as JSON."""
         await self._reporter.refresh()
-        body = msgspec.json.encode(state_document(__version__, self._reporter.report()))
-        return web.Response(body=body, content_type="application/json")
+        return _json(state_document(__version__, self._reporter.report()))
+
+    async def explain(self, request: web.Request) -> web.Response:
+        """Why the request of an id was decided on as it was, as JSON."""
+        ids = request.query.getall("request_id", [])
+        if len(ids) != 1 or not 0 < len(ids[0]) <= MAX_REQUEST_ID_CHARS:
+            message = f"Name one request: /explain?request_id=ID, of at most {MAX_REQUEST_ID_CHARS} characters."
+            return _json({"error": message}, status=400)
+        explanation = self._reporter.explain(ids[0])
+        if explanation is None:
+            message = (
+                "No decision on a request of this id is known here: it was never asked for at this replica,"
+                " was answered before its entitlement and pool were known, or is forgotten."
+            )
+            return _json({"error": message}, status=404)
+        return _json(explanation)
 
     async def page(self, _: web.Request) -> web.Response:
         """The page that shows the state."""
         policy = {"content-security-policy": self._page_policy}
         return web.Response(text=self._page, content_type="text/html", headers=policy)
+
+
+def _json(document: object, *, status: int = 200) -> web.Response:
+    body = msgspec.json.encode(document)
+    return web.Response(body=body, status=status, content_type="application/json")
 
 
 async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:

@@ -29,6 +29,8 @@ def _pool(report: PoolReport) -> Document:
             "tokens_reserved": report.reserved_tokens,
             "kv_bytes": report.reserved_kv_bytes,
         },
+        "waiting": report.waiting,
+        "oldest_wait_ms": report.oldest_wait_ms,
         "prompt_ratios": dict(report.prompt_ratios),
         "entitlements": [_entitlement(entitlement) for entitlement in report.entitlements],
     }

@@ -5,6 +5,7 @@ Sources: paper section 3.3, equations 1 to 3. Where we differ, the docstring say
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from envoy_tokenpools.core.pool import Entitlement, EntitlementState, Gains, ServiceClass
 from envoy_tokenpools.core.resources import Resources
@@ -14,6 +15,24 @@ DEBT_FACTOR_FLOOR = 0.2
 
 EWMA_PERIOD_MS = 5_000
 """The time over which an average keeps the share gamma of its value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """
+    What a weight is the product of.
+
+    Attributes:
+        service_class: the class's own weight.
+        slo: at most 1; the looser the target, the less.
+        burst: at most 1; the more above the baseline, the less.
+        debt: 1 without debt, above it for who is owed, below it for who has credit.
+    """
+
+    service_class: float
+    slo: float
+    burst: float
+    debt: float
 
 
 def weight(
@@ -41,6 +60,32 @@ def weight(
         / (1.0 + gains.burst * burst)
         * debt_factor
     )
+
+
+def weight_factors(
+    service_class: ServiceClass,
+    *,
+    slo_target_ms: int | None,
+    mean_slo_ms: float | None,
+    burst: float,
+    debt: float,
+    gains: Gains,
+) -> Factors:
+    """The factors of `weight`: by how much it changes as one part after the other is taken into account."""
+
+    def partial(burst: float, debt: float) -> float:
+        return weight(
+            service_class,
+            slo_target_ms=slo_target_ms,
+            mean_slo_ms=mean_slo_ms,
+            burst=burst,
+            debt=debt,
+            gains=gains,
+        )
+
+    by_class = service_class.class_weight
+    by_slo, by_burst, whole = partial(0.0, 0.0), partial(burst, 0.0), partial(burst, debt)
+    return Factors(by_class, by_slo / by_class, by_burst / by_slo, whole / by_burst)
 
 
 def mean_slo_ms(entitlements: Iterable[Entitlement]) -> float | None:

@@ -154,7 +154,7 @@ class Exchange:
             return self._said(self._pass_unseen())
         self._phase = Phase.ANSWERED
         self._body.clear()
-        return self._said((Reply(replies.immediate(answer)),))
+        return self._said((self._answer(answer),))
 
     def rejected(self, error: RequestError) -> Actions:
         """The request cannot be served, whatever the load: answer the client. What the gate decided, it has told."""
@@ -177,7 +177,7 @@ class Exchange:
         order = admitted.order
         ending: Actions = (Abort(),)
         if self._response.status is None:
-            ending = (Reply(replies.immediate(evicted(admitted))),)
+            ending = (self._answer(evicted(admitted)),)
         told = Tell(
             Decided(
                 Decision.EVICTED,
@@ -204,6 +204,10 @@ class Exchange:
         if self._observes:
             return tuple(action for action in actions if not isinstance(action, Reply))
         return actions
+
+    def _answer(self, answer: Answer) -> Reply:
+        request_id = self._head.request_id if self._head is not None else ""
+        return Reply(replies.immediate(answer, request_id))
 
     def _dispatch(self, message: ProcessingRequest, now_us: int) -> Actions:
         actions: Actions = ()
@@ -297,7 +301,13 @@ class Exchange:
         facts = parse_request(endpoint, body)
         pool, entitlement = self._directory.resolve(self._rights, facts.model)
         order = Order(
-            pool, entitlement, facts, fingerprint_of(body), head.is_retry, self._started_us
+            pool,
+            entitlement,
+            facts,
+            fingerprint_of(body),
+            head.is_retry,
+            self._started_us,
+            request_id=head.request_id,
         )
         if was_held:
             self._change = change_for(facts, pool, body, head.content_encoding)
@@ -314,7 +324,15 @@ class Exchange:
         """The head is all that is read: find the pool, and ask the gate."""
         pool, entitlement = self._directory.resolve_alone(self._rights)
         facts = facts_without_body(endpoint)
-        order = Order(pool, entitlement, facts, 0, head.is_retry, self._started_us)
+        order = Order(
+            pool,
+            entitlement,
+            facts,
+            0,
+            head.is_retry,
+            self._started_us,
+            request_id=head.request_id,
+        )
         return self._ask(order, (admit_reply,))
 
     def _ask(self, order: Order, admit_reply: Actions) -> Actions:

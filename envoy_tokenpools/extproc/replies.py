@@ -7,7 +7,6 @@ types.
 """
 
 from collections.abc import Iterable
-from datetime import timedelta
 from functools import lru_cache
 
 from envoy_data_plane.envoy.extensions.filters.http.ext_proc import v3 as ext_proc_filter
@@ -118,14 +117,18 @@ def message_timeout(timeout_ms: int) -> bytes:
 
     Envoy hears it once per message, and only up to the filter's `max_message_timeout`; without one it does not at all.
     """
-    duration = timedelta(milliseconds=timeout_ms)
-    return bytes(ext_proc.ProcessingResponse(override_message_timeout=duration))
+    seconds, rest_ms = divmod(timeout_ms, 1_000)
+    return _field(10, b"\x08" + _varint(seconds) + b"\x10" + _varint(rest_ms * 1_000_000))
 
 
-def immediate(answer: Answer) -> bytes:
-    """Answer the client ourselves; the request goes no further."""
+def immediate(answer: Answer, request_id: str = "") -> bytes:
+    """Answer the client ourselves, and say by which id it can be asked about; the request goes no further."""
     status = _field(1, b"\x08" + _varint(answer.status))
-    headers = _field(2, _mutation(answer.headers))
+    mutation = _mutation(answer.headers)
+    if request_id:
+        # None of these comes twice: they would only drive others from the cache.
+        mutation += _set_header.__wrapped__("x-request-id", request_id)
+    headers = _field(2, mutation)
     details = _field(5, b"tokenpools")
     return _field(7, status + headers + _field(3, answer.body) + details)
 

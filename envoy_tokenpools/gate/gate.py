@@ -10,11 +10,12 @@ from envoy_tokenpools.config import Config
 from envoy_tokenpools.core.admission import Claim, Refusal, Terms
 from envoy_tokenpools.core.cost import Cost, Need, estimate
 from envoy_tokenpools.core.pool import Mode
-from envoy_tokenpools.core.tick import is_served
+from envoy_tokenpools.core.tick import Standing, is_served
 from envoy_tokenpools.errors import RequestError, StoreError
 from envoy_tokenpools.gate import answering
 from envoy_tokenpools.gate.charge import Charge, charge, needs_count
 from envoy_tokenpools.gate.directory import Directory
+from envoy_tokenpools.gate.explain import Basis, DecisionLog
 from envoy_tokenpools.gate.failures import tell_store_failure
 from envoy_tokenpools.gate.housekeeping import Housekeeper
 from envoy_tokenpools.gate.live import LivePool, learning_key
@@ -28,11 +29,13 @@ from envoy_tokenpools.gate.order import (
 )
 from envoy_tokenpools.gate.reports import pool_report
 from envoy_tokenpools.gate.reserving import OnWait, Reservations
-from envoy_tokenpools.observer import Decided, Ending, Observer, PoolReport, Settled
+from envoy_tokenpools.observer import Decided, Ending, Explanation, Observer, PoolReport, Settled
 from envoy_tokenpools.observer import Outcome as Decision
 from envoy_tokenpools.openai.answers import Answer
 from envoy_tokenpools.openai.usage import UsageSource
 from envoy_tokenpools.store.base import Store
+
+_NEW = Standing()
 
 
 class Counter(Protocol):
@@ -87,6 +90,7 @@ class Gate:
         self._jitter = jitter
         self.directory = Directory(config)
         self.house = Housekeeper(config, store=store, clock=clock, observer=observer)
+        self._decisions = DecisionLog(config.server.explain_last)
         self._reservations = Reservations(
             store=store, house=self.house, clock=clock, observer=observer
         )
@@ -159,12 +163,13 @@ class Gate:
             return self._refuse(order, answer, "store_unavailable", started_us)
         reply, outcome = taken.reply, taken.reply.outcome
         started_us += taken.waited_us
+        standing = live.tick.standings.get(entitlement.name, _NEW)
+        basis = Basis(taken.claim, standing, outcome, taken.waited_us // 1_000)
         if isinstance(outcome, Refusal):
             answer = answering.shed(outcome, reply.balance, order, self._jitter())
-            reason = outcome.reason.value
-            return self._refuse(order, answer, reason, started_us, cost.prompt_tokens)
+            return self._refuse(order, answer, outcome.reason.value, started_us, basis)
         reason = "" if outcome.shadowed is None else outcome.shadowed.reason.value
-        self._tell(order, Decision.ADMITTED, reason, started_us, cost.prompt_tokens, cost.tokens)
+        self._tell(order, Decision.ADMITTED, reason, started_us, basis)
         holding = self.house.hold(pool.name, lease_id)
         return Admitted(order, outcome, reply.balance, raw_prompt, holding)
 
@@ -186,10 +191,15 @@ class Gate:
             return await self._counter.count(vocabulary, texts)
 
     def _refuse(
-        self, order: Order, answer: Answer, reason: str, started_us: int, prompt: int = 0
+        self,
+        order: Order,
+        answer: Answer,
+        reason: str,
+        started_us: int,
+        basis: Basis | None = None,
     ) -> Refused:
         outcome = Decision.SHED if answer.status == 429 else Decision.REJECTED
-        self._tell(order, outcome, reason, started_us, prompt)
+        self._tell(order, outcome, reason, started_us, basis)
         return Refused(answer)
 
     def _tell(
@@ -198,9 +208,14 @@ class Gate:
         outcome: Decision,
         reason: str,
         started_us: int,
-        prompt: int = 0,
-        reserved: int = 0,
+        basis: Basis | None = None,
     ) -> None:
+        """Of what was priced (`basis`), the prompt is demand, and all of it is reserved if it was admitted."""
+        self._decisions.add(order, outcome, reason, self._clock.now_ms(), basis)
+        prompt = reserved = 0
+        if basis is not None:
+            prompt = basis.claim.cost.prompt_tokens
+            reserved = basis.claim.cost.tokens if outcome is Decision.ADMITTED else 0
         self._observer.decided(
             Decided(
                 outcome=outcome,
@@ -241,20 +256,20 @@ class Gate:
             tell_store_failure(self._observer, "settle", error)
         await self._reservations.serve(self.house.pool(order.pool))
         self._learn(outcome, amount)
-        self._observer.settled(
-            Settled(
-                pool=order.pool.name,
-                entitlement=order.entitlement.name,
-                service_class=order.entitlement.service_class,
-                ending=outcome.ending,
-                prompt_tokens=amount.prompt_tokens,
-                prompt_source=amount.prompt_source,
-                completion_tokens=amount.completion_tokens,
-                completion_source=amount.completion_source,
-                estimated_prompt_tokens=admitted.lease.cost.prompt_tokens,
-                held_ms=held_ms,
-            )
+        event = Settled(
+            pool=order.pool.name,
+            entitlement=order.entitlement.name,
+            service_class=order.entitlement.service_class,
+            ending=outcome.ending,
+            prompt_tokens=amount.prompt_tokens,
+            prompt_source=amount.prompt_source,
+            completion_tokens=amount.completion_tokens,
+            completion_source=amount.completion_source,
+            estimated_prompt_tokens=admitted.lease.cost.prompt_tokens,
+            held_ms=held_ms,
         )
+        self._decisions.settled(order, admitted.lease, event)
+        self._observer.settled(event)
 
     def _learn(self, outcome: Outcome, amount: Charge) -> None:
         """Only whole answers teach: one that was cut, or not read, says nothing about how long they are."""
@@ -282,7 +297,11 @@ class Gate:
     def report(self) -> Sequence[PoolReport]:
         """All pools as last read."""
         now_ms = self._clock.now_ms()
-        return [pool_report(live, live.ramp.usable(now_ms)) for live in self.house.pools()]
+        return [pool_report(live, live.ramp.usable(now_ms), now_ms) for live in self.house.pools()]
+
+    def explain(self, request_id: str) -> Explanation | None:
+        """Why this replica decided on the newest request of this id as it did; None if that is not known any more."""
+        return self._decisions.explain(request_id, self._clock.now_ms())
 
     @property
     def is_ready(self) -> bool:

@@ -9,9 +9,10 @@ from envoy_tokenpools.gate.live import LivePool
 from envoy_tokenpools.observer import EntitlementReport, PoolReport
 
 
-def pool_report(live: LivePool, usable: Resources) -> PoolReport:
-    """The report of one pool as of its last reading."""
+def pool_report(live: LivePool, usable: Resources, now_ms: int) -> PoolReport:
+    """The report of one pool: its books as of their last reading, and who waits here at `now_ms`."""
     pool, tick, total = live.pool, live.tick, live.view.total
+    waiting = live.waiting.counts()
     entitlements = []
     for entitlement in pool.entitlements.values():
         in_use = live.view.accounts.get(entitlement.name, InUse())
@@ -28,7 +29,7 @@ def pool_report(live: LivePool, usable: Resources) -> PoolReport:
                 concurrency=in_use.concurrency,
                 reserved_tokens=in_use.reserved_tokens,
                 reserved_kv_bytes=in_use.kv_bytes,
-                waiting=0,
+                waiting=waiting.get(entitlement.name, 0),
                 weight=standing.weight,
                 debt=standing.debt,
                 burst=standing.burst,
@@ -45,6 +46,8 @@ def pool_report(live: LivePool, usable: Resources) -> PoolReport:
         concurrency=total.concurrency,
         reserved_tokens=total.reserved_tokens,
         reserved_kv_bytes=total.kv_bytes,
+        waiting=live.waiting.total,
+        oldest_wait_ms=live.waiting.oldest_ms(now_ms),
         entitlements=entitlements,
         prompt_ratios={model: ratio.value for model, ratio in live.ratios.items()},
     )

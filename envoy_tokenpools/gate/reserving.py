@@ -14,7 +14,7 @@ from envoy_tokenpools.gate.failures import tell_store_failure
 from envoy_tokenpools.gate.housekeeping import Housekeeper
 from envoy_tokenpools.gate.live import LivePool
 from envoy_tokenpools.gate.waiting import Waiter
-from envoy_tokenpools.observer import Observer
+from envoy_tokenpools.observer import Observer, Waited, WaitEnd
 from envoy_tokenpools.store.base import Reply, Store
 
 OnWait = Callable[[int], Awaitable[None]]
@@ -26,9 +26,10 @@ RECHECK_MS = (10, 250)
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What came of a claim in the end, and how long it waited for that."""
+    """What came of a claim in the end, as it was asked then, and how long it waited for that."""
 
     reply: Reply
+    claim: Claim
     waited_us: int = 0
 
 
@@ -61,25 +62,30 @@ class Reservations:
         reply = await self._ask(live, claim)
         outcome = reply.outcome
         if isinstance(outcome, Lease) or not max_wait_ms or outcome.retry_after_ms >= NEVER_MS:
-            return Taken(reply)
+            return Taken(reply, claim)
         loop = asyncio.get_running_loop()
         began_us = self._clock.now_us()
         waiter = Waiter(claim, reply, self._clock.now_ms(), loop.create_future())
         if not live.waiting.enter(waiter, live.pool.max_waiting):
-            return Taken(reply)
+            return Taken(reply, claim)
         deadline = loop.call_later(max_wait_ms / 1_000, waiter.give_up)
         self._watch(live)
+        end = WaitEnd.SHED
         try:
             if on_wait is not None:
                 await on_wait(max_wait_ms)
             reply = await waiter.answer
-            return Taken(reply, self._clock.now_us() - began_us)
+            if isinstance(reply.outcome, Lease):
+                end = WaitEnd.ADMITTED
+            return Taken(reply, waiter.claim, self._clock.now_us() - began_us)
         except asyncio.CancelledError:
+            end = WaitEnd.GONE
             self._disown(live, waiter)
             raise
         finally:
             deadline.cancel()
             live.waiting.leave(waiter)
+            self._tell_wait(live, waiter, end)
 
     async def serve(self, live: LivePool) -> None:
         """Capacity may have come free: offer it to those who wait, in their order."""
@@ -174,6 +180,13 @@ class Reservations:
             await self._store.settle(pool, lease_id, 0)
         except StoreError as error:
             tell_store_failure(self._observer, "settle", error)
+
+    def _tell_wait(self, live: LivePool, waiter: Waiter, end: WaitEnd) -> None:
+        entitlement = live.pool.entitlements.get(waiter.entitlement)
+        if entitlement is not None:  # else a reload has removed it
+            waited_ms = max(0, self._clock.now_ms() - waiter.since_ms)
+            event = Waited(live.pool.name, entitlement.service_class, end, waited_ms)
+            self._observer.waited(event)
 
     def _watch(self, live: LivePool) -> None:
         """Come back to those who wait, though nothing may happen here: shares, ramps and buckets move by themselves."""

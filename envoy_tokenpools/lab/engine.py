@@ -189,6 +189,12 @@ class Engine:
         self._start_waiting()
         return sequence.ticket
 
+    def generated(self, ticket: Ticket, now_ms: int) -> int:
+        """How many tokens a sequence has generated so far; 0 for one that waits or has ended."""
+        self._run_to(now_ms)
+        sequence = self._running.get(ticket)
+        return 0 if sequence is None else self._generated(sequence)
+
     def abort(self, ticket: Ticket, now_ms: int) -> bool:
         """
         End a sequence early; its slot is free at once and no further event names it.

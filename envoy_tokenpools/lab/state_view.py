@@ -31,6 +31,7 @@ class EntitlementView(msgspec.Struct, frozen=True):
     weight: float
     debt: float
     burst: float
+    waiting: int = 0
 
     @property
     def holds_something(self) -> bool:

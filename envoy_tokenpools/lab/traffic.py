@@ -11,25 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import aiohttp
-import msgspec
 
 from envoy_tokenpools.clock import Clock
+from envoy_tokenpools.lab.calling import FAILURE_PAUSE_MS, Call, chat_body, retry_wait_ms
 from envoy_tokenpools.lab.tally import Tally
 
 GRACE_MS = 2_000
 """How long requests may go on after the end of a run before they are cut."""
-
-RETRY_FLOOR_MS = 20
-RETRY_CEILING_MS = 5_000
-"""Bounds of the wait before a shed request is sent again, whatever the answer asks for."""
-
-RETRY_SPREAD = 0.25
-"""A wait is lengthened by up to this share of itself, by chance."""
-
-FAILURE_PAUSE_MS = 200
-"""The wait after an error that says nothing about when to come back."""
-
-_CHAT_PATH = "/v1/chat/completions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,29 +132,6 @@ class _Pause:
     same_body: bool
 
 
-class _Delta(msgspec.Struct):
-    content: str | None = None
-
-
-class _Choice(msgspec.Struct):
-    delta: _Delta = msgspec.field(default_factory=_Delta)
-
-
-class _Usage(msgspec.Struct):
-    completion_tokens: int = 0
-
-
-class _Answer(msgspec.Struct):
-    """What a client reads of a chunk, or of a whole body."""
-
-    choices: list[_Choice] = msgspec.field(default_factory=list)
-    usage: _Usage | None = None
-    error: msgspec.Raw | None = None
-
-
-_ANSWERS = msgspec.json.Decoder(_Answer)
-
-
 @dataclass(slots=True)
 class _Client:
     """One client: one request at a time, until `stop_ms` of the run."""
@@ -201,101 +166,59 @@ class _Client:
             retries += 1
 
     async def _send(self, body: bytes, retries: int) -> _Pause | None:
-        headers = {
-            "authorization": f"Bearer {self.workload.key}",
-            "content-type": "application/json",
-            "x-stainless-retry-count": str(retries),
-        }
-        self.tally.sent += 1
-        self.tally.retried += retries > 0
-        sent_us = self.clock.now_us()
+        tally = self.tally
+        tally.sent += 1
+        tally.retried += retries > 0
+        call = Call(
+            self.clock,
+            on_status=self._decided,
+            on_first_text=lambda waited_us: tally.saw_first_token(waited_us / 1_000),
+            on_tokens=tally.received,
+        )
         try:
-            async with self.session.post(_CHAT_PATH, data=body, headers=headers) as answer:
-                if answer.status != 200:
-                    return await self._refused(answer)
-                return await self._admitted(answer, sent_us)
-        except aiohttp.ClientError:
-            return self._failed("unreachable")
+            await call.send(
+                self.session,
+                body,
+                key=self.workload.key,
+                retries=retries,
+                stream=self.workload.stream,
+            )
         except asyncio.CancelledError:
-            self.tally.cancelled += 1
+            tally.cancelled += 1
             raise
-
-    async def _refused(self, answer: aiohttp.ClientResponse) -> _Pause:
-        await answer.read()
-        wait_ms = _asked_wait_ms(answer.headers)
-        wait_ms = max(RETRY_FLOOR_MS, min(wait_ms, RETRY_CEILING_MS))
-        wait_ms *= 1 + RETRY_SPREAD * self.rng.random()
-        if answer.status == 429:
-            self.tally.shed[answer.headers.get("x-tokenpools-reason", "unstated")] += 1
-        else:
-            self.tally.errors[str(answer.status)] += 1
-        may_retry = answer.headers.get("x-should-retry") != "false"
-        return _Pause(wait_ms, same_body=answer.status == 429 and may_retry)
-
-    async def _admitted(self, answer: aiohttp.ClientResponse, sent_us: int) -> _Pause | None:
-        self.tally.admitted += 1
-        self.tally.in_flight += 1
-        try:
-            if self.workload.stream:
-                ended_well = await self._read_stream(answer, sent_us)
-            else:
-                ended_well = self._read_whole(await answer.read())
-        except (aiohttp.ClientError, msgspec.DecodeError):
-            ended_well = False
         finally:
-            self.tally.in_flight -= 1
-        if not ended_well:
-            return self._failed("broken_off")
-        self.tally.completed += 1
-        return None
+            tally.in_flight -= call.status == 200
+        return self._after(call)
 
-    async def _read_stream(self, answer: aiohttp.ClientResponse, sent_us: int) -> bool:
-        """Count text as it comes; whether the stream came to its end mark without an error."""
-        counted = 0
-        failed = ended = False
-        # To its very end: a client that hangs up at the end mark looks like one that has left.
-        async for line in answer.content:
-            if not line.startswith(b"data:"):
-                continue
-            data = line.removeprefix(b"data:").strip()
-            if data == b"[DONE]":
-                ended = True
-                continue
-            chunk = _ANSWERS.decode(data)
-            failed = failed or chunk.error is not None
-            texts = sum(bool(choice.delta.content) for choice in chunk.choices)
-            if texts and not counted:
-                self.tally.saw_first_token((self.clock.now_us() - sent_us) / 1_000)
-            counted += texts
-            self.tally.received(texts)
-            if chunk.usage is not None:
-                # Chunks are not tokens; the usage is cumulative and exact.
-                self.tally.received(chunk.usage.completion_tokens - counted)
-                counted = chunk.usage.completion_tokens
-        return ended and not failed
+    def _decided(self, status: int) -> None:
+        if status == 200:
+            self.tally.admitted += 1
+            self.tally.in_flight += 1
 
-    def _read_whole(self, body: bytes) -> bool:
-        usage = _ANSWERS.decode(body).usage
-        if usage is not None:
-            self.tally.received(usage.completion_tokens)
-        return True
-
-    def _failed(self, what: str) -> _Pause:
-        self.tally.errors[what] += 1
-        return _Pause(FAILURE_PAUSE_MS, same_body=False)
+    def _after(self, call: Call) -> _Pause | None:
+        if call.completed:
+            self.tally.completed += 1
+            return None
+        if call.failure:
+            self.tally.errors[call.failure] += 1
+            return _Pause(FAILURE_PAUSE_MS, same_body=False)
+        if call.status == 429:
+            self.tally.shed[call.shed_reason] += 1
+        else:
+            self.tally.errors[str(call.status)] += 1
+        wait_ms = retry_wait_ms(call.asked_wait_ms, self.rng.random())
+        return _Pause(wait_ms, same_body=call.may_retry)
 
     def _body(self, number: int) -> bytes:
         """The client's `number`-th body; no two clients or numbers have the same."""
-        words = [f"{self.name}-{number}", *["word"] * (self.workload.prompt_words - 1)]
-        body: dict[str, object] = {
-            "model": self.model,
-            "messages": [{"role": "user", "content": " ".join(words)}],
-            "max_tokens": self.workload.max_tokens,
-            "stream": self.workload.stream,
-        }
-        if self.workload.stream and self.workload.include_usage:
-            body["stream_options"] = {"include_usage": True}
-        return msgspec.json.encode(body)
+        return chat_body(
+            self.model,
+            f"{self.name}-{number}",
+            prompt_words=self.workload.prompt_words,
+            max_tokens=self.workload.max_tokens,
+            stream=self.workload.stream,
+            include_usage=self.workload.include_usage,
+        )
 
     def _left_ms(self) -> int:
         return self.stop_ms - self.tally.elapsed_ms
@@ -303,16 +226,6 @@ class _Client:
     async def _pause(self, wait_ms: float) -> None:
         """Wait, but never past the end of the client's time."""
         await asyncio.sleep(max(0.0, min(wait_ms, self._left_ms())) / 1_000)
-
-
-def _asked_wait_ms(headers: Mapping[str, str]) -> float:
-    """What an answer says about when to come back, as an SDK reads it."""
-    for name, unit_ms in (("retry-after-ms", 1.0), ("retry-after", 1_000.0)):
-        try:
-            return float(headers[name]) * unit_ms
-        except (KeyError, ValueError):
-            continue
-    return FAILURE_PAUSE_MS
 
 
 def _earlier(end_ms: int, stop_ms: int | None) -> int:

@@ -1,5 +1,7 @@
 """The admin's routes as a client sees them."""
 
+from dataclasses import replace
+
 import pytest
 from aiohttp.test_utils import TestClient
 from aiohttp.web import Application, Request
@@ -8,11 +10,11 @@ from envoy_tokenpools import __version__
 from envoy_tokenpools.admin.app import Drain
 from envoy_tokenpools.metrics import PrometheusObserver
 from envoy_tokenpools.observer import Decided, Outcome
-from tests.support.reports import FakeReporter
+from tests.support.reports import SHED, FakeReporter
 
 Client = TestClient[Request, Application]
 
-PATHS = ("/", "/metrics", "/healthz", "/readyz", "/state")
+PATHS = ("/", "/metrics", "/healthz", "/readyz", "/state", "/explain?request_id=8f3c")
 
 
 async def test_metrics_have_the_counters_and_fresh_gauges(
@@ -48,6 +50,85 @@ async def test_state_is_the_fresh_report_as_json(client: Client, reporter: FakeR
     assert document["pools"][0]["models"] == ["Qwen/Qwen3-8B", "qwen3-8b"]
     reporter.fresh = ()
     assert (await (await client.get("/state")).json())["pools"] == []
+
+
+async def test_a_decision_is_explained_by_the_id_of_its_request(client: Client) -> None:
+    """Every field under its name: they are an interface. Enums are their values, what is not known is null."""
+    answer = await client.get("/explain", params={"request_id": "8f3c"})
+    assert (answer.status, answer.content_type) == (200, "application/json")
+    assert await answer.json() == {
+        "request_id": "8f3c",
+        "at_ms": 70_000,
+        "age_ms": 2_500,
+        "pool": "qwen",
+        "entitlement": "batch",
+        "service_class": "spot",
+        "state": "Bound",
+        "mode": "enforce",
+        "outcome": "shed",
+        "reason": "pool_contended",
+        "rule": "rule 5b: the pool has no free capacity for it",
+        "priority": {
+            "weight": 0.25,
+            "factors": {"service_class": 1.0, "slo": 0.5, "burst": 0.5, "debt": 1.0},
+            "debt": 0.0,
+            "burst": 1.0,
+            "slo_target_ms": None,
+            "mean_slo_ms": 500.0,
+        },
+        "cost": {"prompt_tokens": 30, "output_tokens": 70, "kv_bytes": 400, "concurrency": 2},
+        "usable": {"tokens_per_second": 200, "kv_bytes": 14_000, "concurrency": 14},
+        "share": {"tokens_per_second": 5, "kv_bytes": 500, "concurrency": 1},
+        "guarantee": {"tokens_per_second": 0, "kv_bytes": 0, "concurrency": 0},
+        "limits": {"tokens_per_second": None, "kv_bytes": None, "concurrency": 4},
+        "inside_share": None,
+        "inside_guarantee": False,
+        "shortage": {
+            "resource": "concurrency",
+            "need": 2,
+            "available": 1,
+            "retry_after_ms": 850,
+        },
+        "waited_ms": 0,
+        "ended": None,
+    }
+
+
+@pytest.mark.parametrize("request_id", ["b2d9", "<script>alert(1)</script>", "ü", "x" * 256])
+async def test_an_unknown_request_is_a_404_in_json_that_repeats_nothing(
+    client: Client, request_id: str
+) -> None:
+    """It says what may be the reason."""
+    answer = await client.get("/explain", params={"request_id": request_id})
+    assert (answer.status, answer.content_type) == (404, "application/json")
+    text = await answer.text()
+    assert "forgotten" in text
+    assert request_id not in text
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["", "?request_id=", "?request_id=a&request_id=b", "?id=8f3c", f"?request_id={'x' * 257}"],
+)
+async def test_a_question_that_names_no_request_is_a_400_in_json(
+    client: Client, query: str
+) -> None:
+    """Missing, empty, twice, or longer than any that is remembered."""
+    answer = await client.get(f"/explain{query}")
+    assert (answer.status, answer.content_type) == (400, "application/json")
+    assert "/explain?request_id=" in (await answer.json())["error"]
+
+
+async def test_an_id_with_markup_comes_back_as_json_and_nothing_else(
+    client: Client, reporter: FakeReporter
+) -> None:
+    """A client may have chosen it; no browser takes the answer for a page."""
+    odd = "<img src=x onerror=alert(1)>&\"'"
+    reporter.explanations[odd] = replace(SHED, request_id=odd)
+    answer = await client.get("/explain", params={"request_id": odd})
+    assert answer.content_type == "application/json"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert (await answer.json())["request_id"] == odd
 
 
 async def test_ready_follows_the_reporter(client: Client, reporter: FakeReporter) -> None:

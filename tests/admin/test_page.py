@@ -1,6 +1,7 @@
 """The page: self-contained, under a strict policy, and reading only fields that exist."""
 
 import base64
+import dataclasses
 import hashlib
 import re
 from html.parser import HTMLParser
@@ -11,9 +12,11 @@ import pytest
 from aiohttp.test_utils import TestClient
 from aiohttp.web import Application, Request
 
+from envoy_tokenpools.admin.app import MAX_REQUEST_ID_CHARS
 from envoy_tokenpools.admin.state import state_document
 from envoy_tokenpools.core.pool import ServiceClass
-from tests.support.reports import QWEN
+from envoy_tokenpools.observer import Ended
+from tests.support.reports import QWEN, SHED
 
 Client = TestClient[Request, Application]
 
@@ -107,6 +110,24 @@ def test_every_field_that_the_page_reads_is_in_the_state(links: Links) -> None:
     reads = set(re.findall(views, links.texts["script"])) - {"className"}
     assert {"in_flight", "tokens_reserved", "prompt_ratios", "pools", "debt"} <= reads
     assert reads <= fields
+
+
+def test_every_field_that_the_page_reads_is_in_an_explanation(links: Links) -> None:
+    """A renamed field would make it tell nonsense."""
+    fields = set(re.findall(r'"(\w+)":', msgspec.json.encode(SHED).decode()))
+    reads = set(re.findall(r"\bsaid\.(\w+)", links.texts["script"]))
+    assert {"outcome", "rule", "priority", "shortage", "ended", "error"} <= reads
+    assert reads - {"error"} <= fields
+    assert {field.name for field in dataclasses.fields(Ended)} >= set(
+        re.findall(r"\bsaid\.ended\.(\w+)", links.texts["script"])
+    )
+
+
+def test_whoever_asks_for_an_explanation_can_type_no_longer_id_than_is_remembered() -> None:
+    """The field is labelled, and bounded as the server is."""
+    assert f'maxlength="{MAX_REQUEST_ID_CHARS}"' in PAGE
+    assert '<label for="request-id">' in PAGE
+    assert "encodeURIComponent(id)" in PAGE
 
 
 def test_the_page_can_be_read_without_colours_or_sight(links: Links) -> None:

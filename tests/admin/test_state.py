@@ -22,6 +22,8 @@ def test_the_document_has_every_field_of_the_report_under_its_name() -> None:
                     "tokens_reserved": 700,
                     "kv_bytes": 3_100,
                 },
+                "waiting": 1,
+                "oldest_wait_ms": 1_700,
                 "prompt_ratios": {"Qwen/Qwen3-8B": 1.08},
                 "entitlements": [
                     {

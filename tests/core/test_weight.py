@@ -13,6 +13,7 @@ from envoy_tokenpools.core.weight import (
     next_debt,
     service_gap,
     weight,
+    weight_factors,
 )
 
 DEDICATED, GUARANTEED, ELASTIC, SPOT, PREEMPTIBLE = ServiceClass
@@ -177,3 +178,52 @@ def test_no_baseline_no_burst() -> None:
     """Spot and preemptible have nothing to be above of; neither has a resource without a baseline."""
     assert burst_sample(Resources.NONE, Resources(9, 9, 9)) == 0.0
     assert burst_sample(Resources(10, 0, 0), Resources(15, 9, 9)) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("slo_ms", "burst", "debt", "expected"),
+    [
+        (None, 0.0, 0.0, (100.0, 1 / 3, 1.0, 1.0)),
+        (30_500, 0.0, 0.0, (100.0, 0.2, 1.0, 1.0)),
+        (None, 0.6, 0.0, (100.0, 1 / 3, 0.625, 1.0)),
+        (None, 0.0, 0.25, (100.0, 1 / 3, 1.0, 2.0)),
+        (30_500, 1.0, -1.0, (100.0, 0.2, 0.5, 0.2)),
+    ],
+)
+def test_each_factor_tells_one_thing(
+    slo_ms: int | None, burst: float, debt: float, expected: tuple[float, ...]
+) -> None:
+    """Class, target, burst and debt, each as the formula has it."""
+    found = weight_factors(
+        ELASTIC,
+        slo_target_ms=slo_ms,
+        mean_slo_ms=MEAN_SLO_MS,
+        burst=burst,
+        debt=debt,
+        gains=GAINS,
+    )
+    assert (found.service_class, found.slo, found.burst, found.debt) == pytest.approx(expected)
+
+
+@given(
+    st.sampled_from(ServiceClass),
+    st.none() | st.integers(1, 3_600_000),
+    st.none() | st.floats(1, 3_600_000),
+    st.floats(0, 1_000),
+    DEBTS,
+)
+def test_the_factors_multiply_to_the_weight(
+    service_class: ServiceClass, slo_ms: int | None, mean: float | None, burst: float, debt: float
+) -> None:
+    """Whatever a weight is made of, the explanation of it adds up."""
+    found = weight_factors(
+        service_class,
+        slo_target_ms=slo_ms,
+        mean_slo_ms=mean,
+        burst=burst,
+        debt=debt,
+        gains=GAINS,
+    )
+    product = found.service_class * found.slo * found.burst * found.debt
+    whole = paper_weight(slo_ms, service_class=service_class, mean=mean, burst=burst, debt=debt)
+    assert product == pytest.approx(whole, rel=1e-9)

@@ -21,7 +21,7 @@ def test_the_state_document_of_the_admin_interface_is_read() -> None:
         concurrency=2,
         reserved_tokens=300,
         reserved_kv_bytes=400,
-        waiting=0,
+        waiting=4,
         weight=1.0,
         debt=0.0,
         burst=0.5,
@@ -48,6 +48,7 @@ def test_the_state_document_of_the_admin_interface_is_read() -> None:
     assert (in_use.tokens_reserved, in_use.kv_bytes, in_use.concurrency) == (300, 400, 2)
     (seen,) = pool.entitlements
     assert (seen.service_class, seen.in_flight, seen.reserved_tokens) == (ServiceClass.SPOT, 1, 300)
+    assert seen.waiting == 4
     assert seen.allocation == Resources(10, 20, 3)
     assert seen.holds_something
     assert pool.holds_something

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from envoy_tokenpools.observer import Decided, FirstToken, Outcome, Settled
+from envoy_tokenpools.observer import Decided, FirstToken, Outcome, Settled, Waited
 
 
 @dataclass(slots=True)
@@ -12,6 +12,7 @@ class RecordingObserver:
     decisions: list[Decided] = field(default_factory=list)
     settlements: list[Settled] = field(default_factory=list)
     first_tokens: list[FirstToken] = field(default_factory=list)
+    waits: list[Waited] = field(default_factory=list)
     store_failures: list[str] = field(default_factory=list)
     reloads: list[bool] = field(default_factory=list)
 
@@ -26,6 +27,10 @@ class RecordingObserver:
     def first_token(self, event: FirstToken) -> None:
         """See `Observer`."""
         self.first_tokens.append(event)
+
+    def waited(self, event: Waited) -> None:
+        """See `Observer`."""
+        self.waits.append(event)
 
     def store_failed(self, operation: str) -> None:
         """See `Observer`."""

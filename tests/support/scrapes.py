@@ -7,12 +7,14 @@ from prometheus_client.core import Metric
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from envoy_tokenpools.metrics import PrometheusObserver
-from envoy_tokenpools.observer import Decided, FirstToken, Observer, PoolReport, Settled
+from envoy_tokenpools.observer import Decided, FirstToken, Observer, PoolReport, Settled, Waited
 
 parse_text: Callable[[str], Iterable[Metric]] = parser.text_string_to_metric_families
 parse_openmetrics: Callable[[str], Iterable[Metric]] = (
     openmetrics_parser.text_string_to_metric_families
 )
+
+Event = Decided | Settled | FirstToken | Waited
 
 Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -34,14 +36,14 @@ def value(found: Samples, name: str, **labels: str) -> float | None:
     return found.get((name, frozenset(labels.items())))
 
 
-def observed(*events: Decided | Settled | FirstToken) -> PrometheusObserver:
+def observed(*events: Event) -> PrometheusObserver:
     """Metrics that were told `events`."""
     metrics = PrometheusObserver()
     tell(metrics, events)
     return metrics
 
 
-def tell(observer: Observer, events: Iterable[Decided | Settled | FirstToken]) -> None:
+def tell(observer: Observer, events: Iterable[Event]) -> None:
     """Hand each event to its method."""
     for event in events:
         match event:
@@ -51,3 +53,5 @@ def tell(observer: Observer, events: Iterable[Decided | Settled | FirstToken]) -
                 observer.settled(event)
             case FirstToken():
                 observer.first_token(event)
+            case Waited():
+                observer.waited(event)

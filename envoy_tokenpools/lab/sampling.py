@@ -1,0 +1,37 @@
+"""
+What a record takes from a scenario and from a pool's report. Pure, for whoever runs it.
+"""
+
+from envoy_tokenpools.lab.record import Party, Sample, Standing
+from envoy_tokenpools.lab.scenario import Scenario
+from envoy_tokenpools.observer import PoolReport
+
+
+def parties_of(scenario: Scenario) -> dict[str, Party]:
+    """The scenario's entitlements as a record has them."""
+    return {
+        name: Party(one.service_class, one.slo_target_ms, one.baseline.concurrency)
+        for name, one in scenario.pool.entitlements.items()
+    }
+
+
+def sample_of(
+    report: PoolReport, at_ms: int, *, running: int | None = None, queued: int | None = None
+) -> Sample:
+    """A pool's report as a record has it, with what the backend tells."""
+    return Sample(
+        at_ms=at_ms,
+        usable=report.usable.concurrency,
+        standings={
+            one.name: Standing(
+                in_flight=one.in_flight,
+                waiting=one.waiting,
+                allocation=one.allocation.concurrency,
+                weight=one.weight,
+                debt=one.debt,
+            )
+            for one in report.entitlements
+        },
+        running=running,
+        queued=queued,
+    )

@@ -1,0 +1,165 @@
+"""
+One run of a scenario in virtual time: the real gate, store and policy, the engine model, and clients.
+
+What differs from a run on a real Envoy: the way between them takes no time, and prompts are counted exactly.
+"""
+
+import asyncio
+import itertools
+import random
+from collections.abc import Iterable, Sequence
+
+from envoy_tokenpools.gate.gate import Gate
+from envoy_tokenpools.lab.arrivals import Arrival, arrivals
+from envoy_tokenpools.lab.clients import Clients
+from envoy_tokenpools.lab.record import RunRecord, Sample
+from envoy_tokenpools.lab.sampling import parties_of, sample_of
+from envoy_tokenpools.lab.scenario import Scenario
+from envoy_tokenpools.lab.simulated_line import SimulatedLine
+from envoy_tokenpools.lab.virtual_engine import VirtualEngine
+from envoy_tokenpools.lab.virtual_loop import VirtualClock, VirtualLoop
+from envoy_tokenpools.observer import Decided, FirstToken, Settled
+from envoy_tokenpools.store.memory import MemoryStore
+
+SAMPLE_MS = 200
+"""How often the pool is looked at in a short run; a long one is looked at `MAX_SAMPLES` times."""
+
+MAX_SAMPLES = 1_500
+
+LONG_ROUND_S = 1.0
+"""How often the house is looked after in a long run; nothing there is due more often."""
+
+
+def simulate(scenario: Scenario, *, trace: Iterable[Arrival] | None = None) -> RunRecord:
+    """
+    Run it, and record what its clients and the gate saw. The same scenario gives the same record.
+
+    Args:
+        scenario: what to run.
+        trace: what open loops send, in order of time; drawn from the scenario if None.
+    """
+    loop = VirtualLoop()
+    try:
+        return loop.run(_run(scenario, trace, VirtualClock(loop)))
+    finally:
+        loop.close()
+
+
+async def _run(
+    scenario: Scenario, trace: Iterable[Arrival] | None, clock: VirtualClock
+) -> RunRecord:
+    gate = _gate(scenario, clock)
+    await gate.house.start()
+    engine = VirtualEngine(scenario.engine, clock)
+    clients = Clients(scenario, SimulatedLine(scenario, gate, engine, clock), clock)
+    samples: list[Sample] = []
+    beside = [
+        asyncio.create_task(_look_after(gate, scenario)),
+        asyncio.create_task(_sample(gate, engine, clock, scenario, samples)),
+        asyncio.create_task(_change_capacity(gate, engine, clock, scenario)),
+    ]
+    try:
+        await clients.run(arrivals(scenario) if trace is None else trace)
+    finally:
+        for task in beside:
+            task.cancel()
+        outcomes = await asyncio.gather(*beside, return_exceptions=True)
+    await gate.close()
+    _raise_first(outcomes)
+    return RunRecord(
+        scenario=scenario.name,
+        run=scenario.run,
+        about=scenario.about,
+        enforced=scenario.enforces,
+        time_scale=scenario.time_scale,
+        duration_ms=scenario.duration_ms,
+        slots=scenario.engine.slots,
+        parties=parties_of(scenario),
+        attempts=clients.attempts,
+        samples=samples,
+    )
+
+
+def _gate(scenario: Scenario, clock: VirtualClock) -> Gate:
+    numbers = itertools.count()
+    return Gate(
+        scenario.config,
+        store=MemoryStore(clock),
+        counter=_NoText(),
+        clock=clock,
+        observer=_Nobody(),
+        new_lease_id=lambda: f"{next(numbers):x}",
+        jitter=random.Random(f"{scenario.seed} jitter").random,
+    )
+
+
+async def _look_after(gate: Gate, scenario: Scenario) -> None:
+    if scenario.duration_ms <= MAX_SAMPLES * SAMPLE_MS:
+        await gate.house.run()
+    while True:
+        await gate.house.round()
+        await asyncio.sleep(LONG_ROUND_S)
+
+
+async def _sample(
+    gate: Gate,
+    engine: VirtualEngine,
+    clock: VirtualClock,
+    scenario: Scenario,
+    samples: list[Sample],
+) -> None:
+    every_ms = max(SAMPLE_MS * scenario.time_scale, scenario.duration_ms / MAX_SAMPLES)
+    while True:
+        await gate.refresh()
+        (report,) = gate.report()
+        samples.append(
+            sample_of(report, clock.now_ms(), running=engine.running, queued=engine.waiting)
+        )
+        await asyncio.sleep(every_ms / 1_000)
+
+
+async def _change_capacity(
+    gate: Gate, engine: VirtualEngine, clock: VirtualClock, scenario: Scenario
+) -> None:
+    for change in scenario.changes:
+        await asyncio.sleep(max(0, change.at_ms - clock.now_ms()) / 1_000)
+        engine.resize(change.slots)
+        await gate.reload(scenario.config_for(change.slots))
+
+
+def _raise_first(outcomes: Iterable[object]) -> None:
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            raise outcome
+
+
+class _NoText:
+    """Counts nothing: simulated prompts state their length."""
+
+    def count_now(self, _: str, texts: Sequence[str]) -> int:
+        return len(texts)
+
+    async def count(self, _: str, texts: Sequence[str]) -> int:
+        return len(texts)
+
+
+class _Nobody:
+    """Is told, and keeps nothing: the clients' record says it all."""
+
+    def decided(self, event: Decided) -> None:
+        pass
+
+    def settled(self, event: Settled) -> None:
+        pass
+
+    def first_token(self, event: FirstToken) -> None:
+        pass
+
+    def waited(self, event: object) -> None:
+        pass
+
+    def store_failed(self, operation: str) -> None:
+        pass
+
+    def config_reloaded(self, *, succeeded: bool) -> None:
+        pass

@@ -1,0 +1,108 @@
+"""
+An asyncio event loop on which time passes only when nobody has anything left to do.
+
+It is asyncio's own loop, but for where it would wait for the world: there it goes to the next timer instead. So hours
+of waiting take as long as the work in between, and the same program with the same seed runs the same way every time.
+Sockets, subprocesses and signals do not exist on it.
+"""
+
+import asyncio
+import math
+import selectors
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
+
+from envoy_tokenpools.errors import TokenpoolsError
+
+_T = TypeVar("_T")
+
+
+class DeadlockError(TokenpoolsError):
+    """Somebody waits for what can never happen: nothing is ready, and no timer is left."""
+
+
+class _Time(selectors.BaseSelector):
+    """Passes the time instead of watching files."""
+
+    def __init__(self) -> None:
+        self.now_us = 0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if timeout is None:
+            raise DeadlockError(
+                f"after {self.now_us / 1_000_000:g} s everybody waits, and nothing is left that could happen"
+            )
+        if timeout > 0:
+            self.now_us += math.ceil(timeout * 1_000_000)
+        return []
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:  # noqa: ANN401
+        raise NotImplementedError("there are no files in virtual time")
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:  # noqa: ANN401
+        raise NotImplementedError("there are no files in virtual time")
+
+    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
+        return {}
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """The loop; `time()` starts at 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._selector = _Time()
+        self._unhandled: list[Mapping[str, Any]] = []
+        self.set_exception_handler(lambda _, context: self._unhandled.append(context))
+
+    @property
+    def now_us(self) -> int:
+        """Microseconds since the start."""
+        return self._selector.now_us
+
+    def time(self) -> float:
+        """Seconds since the start."""
+        return self._selector.now_us / 1_000_000
+
+    def run(self, main: Coroutine[Any, Any, _T]) -> _T:
+        """
+        Run `main` to its end; tasks that it leaves behind are cancelled.
+
+        Raises:
+            DeadlockError: it waits for what can never happen.
+            RuntimeError: a callback failed, or a task of which nobody heard.
+        """
+        try:
+            result = self.run_until_complete(main)
+        finally:
+            left = asyncio.all_tasks(self)
+            for task in left:
+                task.cancel()
+            if left:
+                self.run_until_complete(asyncio.wait(left))
+        for context in self._unhandled:
+            raise RuntimeError(context["message"]) from context.get("exception")
+        return result
+
+    # What asyncio's loop asks of its kind.
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        """No file ever has news."""
+
+    def _write_to_self(self) -> None:
+        """Nobody else runs who could wake it."""
+
+
+class VirtualClock:
+    """The loop's time as a `Clock`."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+
+    def now_ms(self) -> int:
+        """Milliseconds since the loop's start."""
+        return self._loop.now_us // 1_000
+
+    def now_us(self) -> int:
+        """Microseconds since the loop's start."""
+        return self._loop.now_us
