@@ -77,8 +77,9 @@ class Account:
         concurrency: sequences in use.
         kv_bytes: KV bytes in use.
         reserved_tokens: reserved by live leases.
-        withheld_concurrency: idle sequences of its guarantee that others may not use.
+        withheld_sequences_ppm: idle sequences of its guarantee that others may not use, in millionths.
         withheld_kv_bytes: idle KV bytes of its guarantee that others may not use.
+        admitted_at_ms: when each live lease was taken, oldest first.
         meters: since the last tick.
     """
 
@@ -90,8 +91,9 @@ class Account:
     concurrency: int = 0
     kv_bytes: int = 0
     reserved_tokens: int = 0
-    withheld_concurrency: int = 0
+    withheld_sequences_ppm: int = 0
     withheld_kv_bytes: int = 0
+    admitted_at_ms: dict[str, int] = field(default_factory=dict)
     meters: Meters = field(default_factory=Meters)
     _touched_at_ms: int = 0
     _tick: int = 0

@@ -53,6 +53,7 @@ class Terms:
         withheld_ppm: millionths of its idle guarantee that nobody else may use: all of it for those that do not
             lend, the pool's headroom for those that do.
         rank: of its class; higher goes before lower, whatever the weights.
+        evictable: whether its leases may be taken back to make room for a guarantee.
         reach: what of the pool it could have if nobody else were there: all but what is withheld for others. None is
             all of it.
     """
@@ -64,6 +65,7 @@ class Terms:
     limits: Limits
     withheld_ppm: int = 0
     rank: int = 0
+    evictable: bool = False
     reach: Resources | None = None
 
     @property
@@ -135,6 +137,7 @@ class Lease:
         pool_ppm: millionths of its tokens that count against what the pool's members share.
         admitted_at_ms: store time of admission.
         expires_at_ms: store time at which it returns by itself unless renewed.
+        eviction_rank: the lower, the sooner it is taken back to make room for a guarantee; None is never.
         shadowed: the refusal that it would have got, in shadow mode.
     """
 
@@ -147,6 +150,7 @@ class Lease:
     pool_ppm: int
     admitted_at_ms: int
     expires_at_ms: int
+    eviction_rank: int | None = None
     shadowed: Refusal | None = None
 
 

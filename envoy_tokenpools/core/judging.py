@@ -34,10 +34,9 @@ def fits_share(account: Account, share: Resources, cost: Cost) -> bool:
     return fits(account, share, account.share, cost)
 
 
-def own_refusal(account: Account, cost: Cost, hold_ms: float) -> Refusal | None:
-    """Rule 4: the entitlement's own ceilings. `hold_ms` is how long leases are held on average."""
+def own_refusal(account: Account, cost: Cost, wait_ms: int) -> Refusal | None:
+    """Rule 4: the entitlement's own ceilings. In `wait_ms` one of its leases is expected to end."""
     limits = account.terms.limits
-    wait_ms = release_wait_ms(hold_ms, account.in_flight, account.meters.pending_concurrency)
     if limits.concurrency is not None:
         free = limits.concurrency - account.concurrency
         if cost.concurrency > free:
@@ -53,9 +52,8 @@ def own_refusal(account: Account, cost: Cost, hold_ms: float) -> Refusal | None:
     return None
 
 
-def too_many_leases(account: Account, cost: Cost, hold_ms: float) -> Refusal:
+def too_many_leases(cost: Cost, wait_ms: int) -> Refusal:
     """The entitlement holds as many leases as the books have pages for."""
-    wait_ms = release_wait_ms(hold_ms, account.in_flight, account.meters.pending_concurrency)
     return _refuse(Reason.CONCURRENCY_LIMIT, Resource.CONCURRENCY, cost.concurrency, 0, wait_ms)
 
 
@@ -93,13 +91,16 @@ def beyond_share(account: Account, cost: Cost, wait_ms: int) -> Refusal:
     return _refuse(reason, Resource.TOKENS, cost.tokens, account.share.remaining, wait_ms)
 
 
-def release_wait_ms(hold_ms: float, in_flight: int, ahead: int = 0) -> int:
+def release_wait_ms(hold_ms: float, in_flight: int, oldest_ms: int, ahead: int = 0) -> int:
     """
     Expected time until a lease ends for whoever has `ahead` others before it.
 
-    Leases end evenly spread, one every average holding time over `in_flight`.
+    The oldest, held for `oldest_ms`, ends when it has been held as long as leases are on average; from then on one ends
+    every average holding time over `in_flight`. One that is held longer may end at any time.
     """
-    return max(1, round(hold_ms / max(1, in_flight) * max(1, ahead)))
+    step_ms = hold_ms / max(1, in_flight)
+    first_ms = max(hold_ms - oldest_ms, step_ms)
+    return max(1, round(first_ms + step_ms * max(0, ahead - 1)))
 
 
 def _refuse(reason: Reason, resource: Resource, need: int, free: int, wait_ms: int) -> Refusal:

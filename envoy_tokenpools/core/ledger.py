@@ -27,6 +27,7 @@ from envoy_tokenpools.core.admission import (
     part,
 )
 from envoy_tokenpools.core.bucket import TokenBucket
+from envoy_tokenpools.core.evictions import Evictions
 from envoy_tokenpools.core.judging import (
     beyond_share,
     fits,
@@ -51,6 +52,9 @@ DEFAULT_HOLD_MS = 1_000
 
 HOLD_STEP = 0.1
 """How far one settlement moves the average holding time."""
+
+OVERCHARGE = 4
+"""A settlement beyond this many times what the pool is said to process in the time is a broken report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +88,12 @@ class Ledger:
     _refusals: RefusalLog = field(default_factory=RefusalLog)
     _terms: Mapping[str, Terms] = field(default_factory=dict)
     _withheld_tokens_per_second: int = 0
-    _withheld_concurrency: int = 0
+    _withheld_sequences_ppm: int = 0
     _withheld_kv_bytes: int = 0
-    _hold_ms: float = DEFAULT_HOLD_MS
+    _evictions: Evictions = field(default_factory=Evictions)
+    _hold_ms: float | None = None
     _tick_at_ms: int = 0
-    _usable_concurrency: int = 0
+    _usable: Resources = Resources.NONE
 
     @classmethod
     def opened_at(cls, now_ms: int) -> "Ledger":
@@ -110,14 +115,19 @@ class Ledger:
             account, claim.terms.guarantee, account.guarantee, claim.cost
         )
         tokens_guaranteed = account.guarantee.rate > 0 and account.guarantee.fits(claim.cost.tokens)
-        refusal = own_refusal(account, claim.cost, self._hold_ms)
+        own_wait_ms = self._own_wait_ms(account, now_ms)
+        refusal = own_refusal(account, claim.cost, own_wait_ms)
         if refusal is None and not within_guarantee:
             refusal = self._pool_refusal(
-                account, claim, within_share=within_share, tokens_guaranteed=tokens_guaranteed
+                account,
+                claim,
+                now_ms,
+                within_share=within_share,
+                tokens_guaranteed=tokens_guaranteed,
             )
         is_full = account.in_flight >= MAX_LEASES_PER_ENTITLEMENT
         if is_full:
-            refusal = too_many_leases(account, claim.cost, self._hold_ms)
+            refusal = too_many_leases(claim.cost, own_wait_ms)
         if refusal is not None and (claim.enforce or is_full):
             account.count_shed(claim.fingerprint, claim.cost, now_ms, is_retry=claim.is_retry)
             return refusal
@@ -131,6 +141,7 @@ class Ledger:
             pool_ppm=WHOLE_PPM - (claim.terms.withheld_ppm if tokens_guaranteed else 0),
             admitted_at_ms=now_ms,
             expires_at_ms=now_ms + claim.ttl_ms,
+            eviction_rank=claim.terms.rank if claim.terms.evictable and claim.enforce else None,
             shadowed=refusal,
         )
         self._leases[lease.lease_id] = lease
@@ -138,11 +149,30 @@ class Ledger:
         self._hold(account, lease, 1, now_ms)
         self._charge(account, lease, 0, claim.cost.tokens)
         account.count_admitted(claim.fingerprint, claim.cost)
+        if not account.meters.pending_concurrency:
+            self._refusals.forget(lease.entitlement)
         return lease
+
+    def reclaim(self, lease: Lease) -> tuple[Lease, ...]:
+        """
+        The leases that are to be ended because `lease` was just taken inside a guarantee in a pool that was full.
+
+        Each is told once, and holds what it holds until it is settled or expires; what is being freed already is not
+        asked for again. Whoever holds them has to end them. Without any, the pool holds more than it should.
+        """
+        if not lease.within_guarantee:
+            return ()
+        return self._evictions.take_back(
+            sequences=self.concurrency - self._usable.concurrency,
+            kv_bytes=self.kv_bytes - self._usable.kv_bytes,
+        )
 
     def settle(self, lease_id: str, tokens: int, now_ms: int) -> Settlement | None:
         """
         End a lease and charge `tokens` in place of what was reserved; None if it is not known (any more).
+
+        More than `OVERCHARGE` times what the pool can process in the time is not believed: it would block the
+        entitlement for good.
         """
         lease = self._leases.pop(lease_id, None)
         late = lease is None
@@ -153,12 +183,14 @@ class Ledger:
         account = self._accounts[lease.entitlement]
         account.drain(now_ms)
         self.tokens.drain(now_ms)
+        held_ms = max(0, now_ms - lease.admitted_at_ms)
+        tokens = min(tokens, self._most_tokens(lease, held_ms))
         self._charge(account, lease, lease.cost.tokens, tokens)
         account.count_correction(tokens - lease.cost.tokens)
-        held_ms = max(0, now_ms - lease.admitted_at_ms)
         if not late:
             self._hold(account, lease, -1, now_ms)
-            self._hold_ms += HOLD_STEP * (held_ms - self._hold_ms)
+            before_ms = held_ms if self._hold_ms is None else self._hold_ms
+            self._hold_ms = before_ms + HOLD_STEP * (held_ms - before_ms)
         return Settlement(lease, tokens, held_ms, late)
 
     def renew(self, lease_ids: Iterable[str], expires_at_ms: int) -> None:
@@ -185,7 +217,6 @@ class Ledger:
         """
         elapsed_ms = now_ms - self._tick_at_ms
         self._tick_at_ms = now_ms
-        self._refusals.roll()
         owners = {lease.entitlement for lease in self._expired.values()}
         readings: dict[str, Meters] = {}
         for name, account in list(self._accounts.items()):
@@ -212,7 +243,7 @@ class Ledger:
                 self._apply(account, entitlement_terms, window_ms, now_ms)
         self._set_usable(usable, window_ms, now_ms)
 
-    def balance(self, entitlement: str) -> Balance:
+    def balance(self, entitlement: str, now_ms: int) -> Balance:
         """What an entitlement has left, as of its last claim."""
         account = self._accounts[entitlement]
         bucket = account.limit
@@ -220,9 +251,9 @@ class Ledger:
             bucket = account.share if account.share.rate else self.tokens
         limit = account.terms.limits.concurrency
         if limit is None:
-            withheld = self._withheld_concurrency - account.withheld_concurrency
+            withheld = self._withheld_sequences(account)
             limit = account.concurrency + max(
-                0, self._usable_concurrency - self.concurrency - withheld
+                0, self._usable.concurrency - self.concurrency - withheld
             )
         free = max(0, limit - account.concurrency)
         return Balance(
@@ -231,7 +262,7 @@ class Ledger:
             reset_tokens_ms=-(-bucket.used_milli // bucket.rate) if bucket.rate else 0,
             limit_concurrency=limit,
             remaining_concurrency=free,
-            reset_concurrency_ms=0 if free else release_wait_ms(self._hold_ms, account.in_flight),
+            reset_concurrency_ms=0 if free else self._own_wait_ms(account, now_ms, ahead=0),
         )
 
     def view(self) -> LedgerView:
@@ -249,15 +280,19 @@ class Ledger:
     # ------------------------------------------------------------------ judging
 
     def _pool_refusal(
-        self, account: Account, claim: Claim, *, within_share: bool, tokens_guaranteed: bool
+        self,
+        account: Account,
+        claim: Claim,
+        now_ms: int,
+        *,
+        within_share: bool,
+        tokens_guaranteed: bool,
     ) -> Refusal | None:
         """Rule 5: the free capacity, and those who were refused before with a better claim."""
         usable, terms = claim.usable, claim.terms
-        withheld_sequences = self._withheld_concurrency - account.withheld_concurrency
+        withheld_sequences = self._withheld_sequences(account)
         withheld_kv_bytes = self._withheld_kv_bytes - account.withheld_kv_bytes
-        wait_ms = release_wait_ms(
-            self._hold_ms, len(self._leases), account.meters.pending_concurrency
-        )
+        wait_ms = self._pool_wait_ms(account.meters.pending_concurrency, now_ms)
         refusal = room_refusal(
             claim.cost,
             free_sequences=usable.concurrency - self.concurrency - withheld_sequences,
@@ -271,7 +306,7 @@ class Ledger:
         passes_somebody = (
             not within_share
             and bool(self._leases)
-            and self._refusals.blocks(terms.entitlement, terms.precedence)
+            and self._refusals.blocks(terms.entitlement, terms.precedence, now_ms)
         )
         if refusal is None and passes_somebody:
             refusal = beyond_share(account, claim.cost, wait_ms)
@@ -280,8 +315,46 @@ class Ledger:
             and claim.cost.kv_bytes <= usable.kv_bytes - withheld_kv_bytes
         )
         if refusal is not None and fits_alone:  # else nobody has to wait for what can never be
-            self._refusals.add(terms.entitlement, terms.precedence, inside_share=within_share)
+            self._refusals.add(
+                terms.entitlement,
+                terms.precedence,
+                inside_share=within_share,
+                retry_after_ms=refusal.retry_after_ms,
+                now_ms=now_ms,
+            )
         return refusal
+
+    def _pool_wait_ms(self, ahead: int, now_ms: int) -> int:
+        """When a lease of the pool is expected to end for whoever has `ahead` others before it."""
+        oldest = next(iter(self._leases.values()), None)
+        oldest_ms = 0 if oldest is None else max(0, now_ms - oldest.admitted_at_ms)
+        return release_wait_ms(
+            self._expected_hold_ms(oldest_ms), len(self._leases), oldest_ms, ahead
+        )
+
+    def _own_wait_ms(self, account: Account, now_ms: int, ahead: int | None = None) -> int:
+        """The same of the entitlement's own leases; without `ahead`, behind those that it has waiting."""
+        admitted_at_ms = next(iter(account.admitted_at_ms.values()), now_ms)
+        oldest_ms = max(0, now_ms - admitted_at_ms)
+        if ahead is None:
+            ahead = account.meters.pending_concurrency
+        return release_wait_ms(
+            self._expected_hold_ms(oldest_ms), account.in_flight, oldest_ms, ahead
+        )
+
+    def _expected_hold_ms(self, oldest_ms: int) -> float:
+        """How long leases are held; before any has ended, at least as long as the oldest has been."""
+        return max(DEFAULT_HOLD_MS, oldest_ms) if self._hold_ms is None else self._hold_ms
+
+    def _withheld_sequences(self, account: Account) -> int:
+        """What is withheld from `account` for the others, in whole sequences, rounded up once for all of them."""
+        withheld_ppm = self._withheld_sequences_ppm - account.withheld_sequences_ppm
+        return -(-withheld_ppm // WHOLE_PPM)
+
+    def _most_tokens(self, lease: Lease, held_ms: int) -> int:
+        """The most that a report of this lease is believed."""
+        in_time = self._usable.tokens_per_second * (held_ms + self.tokens.window_ms) // 1_000
+        return lease.cost.tokens + OVERCHARGE * in_time
 
     # ------------------------------------------------------------------ booking
 
@@ -289,6 +362,12 @@ class Ledger:
         self.concurrency += sign * lease.cost.concurrency
         self.kv_bytes += sign * lease.cost.kv_bytes
         account.hold(lease.cost, sign, now_ms)
+        if sign > 0:
+            account.admitted_at_ms[lease.lease_id] = now_ms
+            self._evictions.add(lease)
+        else:
+            account.admitted_at_ms.pop(lease.lease_id, None)
+            self._evictions.remove(lease)
         self._withhold_idle(account)
 
     def _charge(self, account: Account, lease: Lease, charged: int, tokens: int) -> None:
@@ -327,23 +406,18 @@ class Ledger:
 
     def _withhold_idle(self, account: Account) -> None:
         guarantee, ppm = account.terms.guarantee, account.terms.withheld_ppm
-        if ppm == 0 and account.withheld_concurrency == 0 == account.withheld_kv_bytes:
+        if ppm == 0 and account.withheld_sequences_ppm == 0 == account.withheld_kv_bytes:
             return
-        self._withhold(
-            account,
-            part(max(0, guarantee.concurrency - account.concurrency), ppm),
-            part(max(0, guarantee.kv_bytes - account.kv_bytes), ppm),
-        )
-
-    def _withhold(self, account: Account, concurrency: int, kv_bytes: int) -> None:
-        self._withheld_concurrency += concurrency - account.withheld_concurrency
+        sequences_ppm = max(0, guarantee.concurrency - account.concurrency) * ppm
+        kv_bytes = part(max(0, guarantee.kv_bytes - account.kv_bytes), ppm)
+        self._withheld_sequences_ppm += sequences_ppm - account.withheld_sequences_ppm
         self._withheld_kv_bytes += kv_bytes - account.withheld_kv_bytes
-        account.withheld_concurrency = concurrency
+        account.withheld_sequences_ppm = sequences_ppm
         account.withheld_kv_bytes = kv_bytes
 
     def _set_usable(self, usable: Resources, window_ms: int, now_ms: int) -> None:
         """What is withheld of the token rate is never in the bucket that everybody shares."""
-        self._usable_concurrency = usable.concurrency
+        self._usable = usable
         rate = max(0, usable.tokens_per_second - self._withheld_tokens_per_second)
         self.tokens.set_rate(rate, window_ms, now_ms)
 

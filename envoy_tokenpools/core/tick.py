@@ -14,6 +14,7 @@ from envoy_tokenpools.core.pool import (
     EntitlementState,
     Gains,
     Pool,
+    Reclaim,
     ServiceClass,
 )
 from envoy_tokenpools.core.resources import Resources
@@ -168,29 +169,21 @@ def _with_reach(terms: Sequence[Terms], capacity: Resources) -> dict[str, Terms]
 
     Of the whole capacity, also while some of it is lost: what fits then is refused for now, not for ever.
     """
-    withheld = [_withheld(each) for each in terms]
-    sequences = capacity.concurrency - sum(amount.concurrency for amount in withheld)
-    kv_bytes = capacity.kv_bytes - sum(amount.kv_bytes for amount in withheld)
+    # Rounded up as the ledger does it: sequences once for all, KV bytes one by one.
+    kv_bytes = [part(each.guarantee.kv_bytes, each.withheld_ppm) for each in terms]
+    sequences_ppm = [each.guarantee.concurrency * each.withheld_ppm for each in terms]
+    all_kv_bytes, all_sequences_ppm = sum(kv_bytes), sum(sequences_ppm)
     return {
         each.entitlement: replace(
             each,
             reach=Resources(
                 capacity.tokens_per_second,
-                max(0, kv_bytes + own.kv_bytes),
-                max(0, sequences + own.concurrency),
+                max(0, capacity.kv_bytes - (all_kv_bytes - own_kv_bytes)),
+                max(0, capacity.concurrency + (own_ppm - all_sequences_ppm) // WHOLE_PPM),
             ),
         )
-        for each, own in zip(terms, withheld, strict=True)
+        for each, own_kv_bytes, own_ppm in zip(terms, kv_bytes, sequences_ppm, strict=True)
     }
-
-
-def _withheld(terms: Terms) -> Resources:
-    """What nobody else may use of an idle guarantee, in whole units rounded up as the ledger does."""
-    return Resources(
-        0,
-        part(terms.guarantee.kv_bytes, terms.withheld_ppm),
-        part(terms.guarantee.concurrency, terms.withheld_ppm),
-    )
 
 
 def _class_now(entitlement: Entitlement) -> ServiceClass:
@@ -214,6 +207,7 @@ def _terms(
         limits=entitlement.ceilings,
         withheld_ppm=withheld_ppm,
         rank=_class_now(entitlement).rank,
+        evictable=entitlement.reclaim is Reclaim.EVICT,
     )
 
 

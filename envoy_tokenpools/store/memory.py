@@ -23,8 +23,13 @@ class MemoryStore:
     async def reserve(self, pool: str, claim: Claim) -> Reply:
         """See `Store.reserve`."""
         ledger = self._ledger(pool)
-        outcome = ledger.reserve(claim, self._clock.now_ms())
-        return Reply(outcome, ledger.balance(claim.terms.entitlement))
+        now_ms = self._clock.now_ms()
+        outcome = ledger.reserve(claim, now_ms)
+        balance = ledger.balance(claim.terms.entitlement, now_ms)
+        evicted: tuple[str, ...] = ()
+        if isinstance(outcome, Lease) and claim.enforce:
+            evicted = tuple(lease.lease_id for lease in ledger.reclaim(outcome))
+        return Reply(outcome, balance, evicted)
 
     async def settle(self, pool: str, lease_id: str, tokens: int) -> Settlement | None:
         """See `Store.settle`."""
