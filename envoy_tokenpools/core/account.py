@@ -79,6 +79,8 @@ class Account:
         reserved_tokens: reserved by live leases.
         withheld_sequences_ppm: idle sequences of its guarantee that others may not use, in millionths.
         withheld_kv_bytes: idle KV bytes of its guarantee that others may not use.
+        resting_concurrency: sequences of its guarantee that were given back a moment ago.
+        resting_kv_bytes: KV bytes of those.
         admitted_at_ms: when each live lease was taken, oldest first.
         meters: since the last tick.
     """
@@ -93,6 +95,8 @@ class Account:
     reserved_tokens: int = 0
     withheld_sequences_ppm: int = 0
     withheld_kv_bytes: int = 0
+    resting_concurrency: int = 0
+    resting_kv_bytes: int = 0
     admitted_at_ms: dict[str, int] = field(default_factory=dict)
     meters: Meters = field(default_factory=Meters)
     _touched_at_ms: int = 0
@@ -129,6 +133,11 @@ class Account:
         self.reserved_tokens += sign * cost.tokens
         self.meters.peak_concurrency = max(self.meters.peak_concurrency, self.concurrency)
         self.meters.peak_kv_bytes = max(self.meters.peak_kv_bytes, self.kv_bytes)
+
+    def rest(self, cost: Cost, sign: int) -> None:
+        """Count (`sign` 1) or discount (-1) what was given back a moment ago."""
+        self.resting_concurrency += sign * cost.concurrency
+        self.resting_kv_bytes += sign * cost.kv_bytes
 
     def charge(self, tokens: int, *, within_share: bool, guaranteed: bool) -> None:
         """Take tokens from the buckets, or give them back when negative."""
@@ -196,7 +205,7 @@ class Account:
     @property
     def is_idle(self) -> bool:
         """Whether forgetting this account would lose nothing."""
-        return not (self.in_flight or self._sheds) and not any(
+        return not (self.in_flight or self._sheds or self.resting_concurrency) and not any(
             bucket.rate and bucket.used_milli for bucket in self._buckets()
         )
 

@@ -4,11 +4,16 @@ The comparisons of an admission: does a cost fit, and if not, what is short and 
 Integers only, and no state of its own: a store that keeps its books elsewhere mirrors these in its own language.
 """
 
+from collections.abc import Callable
+
 from envoy_tokenpools.core.account import Account
 from envoy_tokenpools.core.admission import Reason, Refusal, Resource
 from envoy_tokenpools.core.bucket import TokenBucket
 from envoy_tokenpools.core.cost import Cost
 from envoy_tokenpools.core.resources import Resources
+
+Wait = Callable[[], int]
+"""When to come back, in milliseconds; asked only of those that are refused."""
 
 NEVER_MS = 3_600_000
 """Stands for a bucket that does not fill at all: come back in an hour, when somebody has changed the configuration."""
@@ -34,19 +39,19 @@ def fits_share(account: Account, share: Resources, cost: Cost) -> bool:
     return fits(account, share, account.share, cost)
 
 
-def own_refusal(account: Account, cost: Cost, wait_ms: int) -> Refusal | None:
-    """Rule 4: the entitlement's own ceilings. In `wait_ms` one of its leases is expected to end."""
+def own_refusal(account: Account, cost: Cost, wait_ms: Wait) -> Refusal | None:
+    """Rule 4: the entitlement's own ceilings. `wait_ms` tells when one of its leases is expected to end."""
     limits = account.terms.limits
     if limits.concurrency is not None:
         free = limits.concurrency - account.concurrency
         if cost.concurrency > free:
             reason = Reason.CONCURRENCY_LIMIT
-            return _refuse(reason, Resource.CONCURRENCY, cost.concurrency, free, wait_ms)
+            return _refuse(reason, Resource.CONCURRENCY, cost.concurrency, free, wait_ms())
     if limits.kv_bytes is not None:
         free = limits.kv_bytes - account.kv_bytes
         if cost.kv_bytes > free:
             reason = Reason.KV_CACHE_LIMIT
-            return _refuse(reason, Resource.KV_CACHE, cost.kv_bytes, free, wait_ms)
+            return _refuse(reason, Resource.KV_CACHE, cost.kv_bytes, free, wait_ms())
     if account.limit is not None and not account.limit.fits(cost.tokens):
         return short_of_tokens(Reason.TOKEN_RATE_LIMIT, account.limit, cost)
     return None
@@ -58,14 +63,14 @@ def too_many_leases(cost: Cost, wait_ms: int) -> Refusal:
 
 
 def room_refusal(
-    cost: Cost, *, free_sequences: int, free_kv_bytes: int, wait_ms: int
+    cost: Cost, *, free_sequences: int, free_kv_bytes: int, wait_ms: Wait
 ) -> Refusal | None:
     """Rule 5, first half: what the pool has free of sequences and KV cache."""
     reason = Reason.POOL_CONTENDED
     if cost.concurrency > free_sequences:
-        return _refuse(reason, Resource.CONCURRENCY, cost.concurrency, free_sequences, wait_ms)
+        return _refuse(reason, Resource.CONCURRENCY, cost.concurrency, free_sequences, wait_ms())
     if cost.kv_bytes > free_kv_bytes:
-        return _refuse(reason, Resource.KV_CACHE, cost.kv_bytes, free_kv_bytes, wait_ms)
+        return _refuse(reason, Resource.KV_CACHE, cost.kv_bytes, free_kv_bytes, wait_ms())
     return None
 
 

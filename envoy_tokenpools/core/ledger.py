@@ -10,7 +10,7 @@ The rules, which every store must keep (the memory store is this class; Redis mi
 5. A refusal takes nothing.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -53,6 +53,14 @@ DEFAULT_HOLD_MS = 1_000
 HOLD_STEP = 0.1
 """How far one settlement moves the average holding time."""
 
+MAX_REST_MS = 250
+REST_PART = 20
+"""
+What a guarantee gives back stays free for it for a moment: a twentieth of the mean holding time, up to `MAX_REST_MS`.
+
+Its next request is often on its way, and would have to evict, or wait for, whoever took the place in between.
+"""
+
 OVERCHARGE = 4
 """A settlement beyond this many times what the pool is said to process in the time is a broken report."""
 
@@ -91,6 +99,7 @@ class Ledger:
     _withheld_sequences_ppm: int = 0
     _withheld_kv_bytes: int = 0
     _evictions: Evictions = field(default_factory=Evictions)
+    _rests: deque[tuple[int, Lease]] = field(default_factory=deque)
     _hold_ms: float | None = None
     _tick_at_ms: int = 0
     _usable: Resources = Resources.NONE
@@ -115,8 +124,7 @@ class Ledger:
             account, claim.terms.guarantee, account.guarantee, claim.cost
         )
         tokens_guaranteed = account.guarantee.rate > 0 and account.guarantee.fits(claim.cost.tokens)
-        own_wait_ms = self._own_wait_ms(account, now_ms)
-        refusal = own_refusal(account, claim.cost, own_wait_ms)
+        refusal = own_refusal(account, claim.cost, lambda: self._own_wait_ms(account, now_ms))
         if refusal is None and not within_guarantee:
             refusal = self._pool_refusal(
                 account,
@@ -127,7 +135,7 @@ class Ledger:
             )
         is_full = account.in_flight >= MAX_LEASES_PER_ENTITLEMENT
         if is_full:
-            refusal = too_many_leases(claim.cost, own_wait_ms)
+            refusal = too_many_leases(claim.cost, self._own_wait_ms(account, now_ms))
         if refusal is not None and (claim.enforce or is_full):
             account.count_shed(claim.fingerprint, claim.cost, now_ms, is_retry=claim.is_retry)
             return refusal
@@ -188,9 +196,10 @@ class Ledger:
         self._charge(account, lease, lease.cost.tokens, tokens)
         account.count_correction(tokens - lease.cost.tokens)
         if not late:
-            self._hold(account, lease, -1, now_ms)
             before_ms = held_ms if self._hold_ms is None else self._hold_ms
             self._hold_ms = before_ms + HOLD_STEP * (held_ms - before_ms)
+            self._rest(account, lease, now_ms)
+            self._hold(account, lease, -1, now_ms)
         return Settlement(lease, tokens, held_ms, late)
 
     def renew(self, lease_ids: Iterable[str], expires_at_ms: int) -> None:
@@ -217,6 +226,7 @@ class Ledger:
         """
         elapsed_ms = now_ms - self._tick_at_ms
         self._tick_at_ms = now_ms
+        self._end_rests(now_ms)
         owners = {lease.entitlement for lease in self._expired.values()}
         readings: dict[str, Meters] = {}
         for name, account in list(self._accounts.items()):
@@ -292,7 +302,10 @@ class Ledger:
         usable, terms = claim.usable, claim.terms
         withheld_sequences = self._withheld_sequences(account)
         withheld_kv_bytes = self._withheld_kv_bytes - account.withheld_kv_bytes
-        wait_ms = self._pool_wait_ms(account.meters.pending_concurrency, now_ms)
+
+        def wait_ms() -> int:
+            return self._pool_wait_ms(account.meters.pending_concurrency, now_ms)
+
         refusal = room_refusal(
             claim.cost,
             free_sequences=usable.concurrency - self.concurrency - withheld_sequences,
@@ -309,7 +322,7 @@ class Ledger:
             and self._refusals.blocks(terms.entitlement, terms.precedence, now_ms)
         )
         if refusal is None and passes_somebody:
-            refusal = beyond_share(account, claim.cost, wait_ms)
+            refusal = beyond_share(account, claim.cost, wait_ms())
         fits_alone = (
             claim.cost.concurrency <= usable.concurrency - withheld_sequences
             and claim.cost.kv_bytes <= usable.kv_bytes - withheld_kv_bytes
@@ -385,6 +398,7 @@ class Ledger:
         if account.terms is not claim.terms:
             self._apply(account, claim.terms, claim.window_ms, now_ms)
         self._set_usable(claim.usable, claim.window_ms, now_ms)
+        self._end_rests(now_ms)
         account.drain(now_ms)
         return account
 
@@ -404,12 +418,32 @@ class Ledger:
         account.set_rates(terms, window_ms, now_ms)
         self._withhold_idle(account)
 
+    def _rest(self, account: Account, lease: Lease, now_ms: int) -> None:
+        """What a lending guarantee gives back stays free for it for a moment."""
+        if not lease.within_guarantee or account.terms.withheld_ppm == WHOLE_PPM:
+            return
+        rest_ms = min(MAX_REST_MS, int(self._expected_hold_ms(0)) // REST_PART)
+        account.rest(lease.cost, 1)
+        self._rests.append((now_ms + rest_ms, lease))
+
+    def _end_rests(self, now_ms: int) -> None:
+        while self._rests and self._rests[0][0] <= now_ms:
+            _, lease = self._rests.popleft()
+            account = self._accounts[lease.entitlement]
+            account.rest(lease.cost, -1)
+            self._withhold_idle(account)
+
     def _withhold_idle(self, account: Account) -> None:
         guarantee, ppm = account.terms.guarantee, account.terms.withheld_ppm
-        if ppm == 0 and account.withheld_sequences_ppm == 0 == account.withheld_kv_bytes:
+        withholds = ppm or account.resting_concurrency
+        if not withholds and account.withheld_sequences_ppm == 0 == account.withheld_kv_bytes:
             return
-        sequences_ppm = max(0, guarantee.concurrency - account.concurrency) * ppm
-        kv_bytes = part(max(0, guarantee.kv_bytes - account.kv_bytes), ppm)
+        sequences = max(0, guarantee.concurrency - account.concurrency)
+        sequences_ppm = max(
+            sequences * ppm, min(sequences, account.resting_concurrency) * WHOLE_PPM
+        )
+        idle_kv_bytes = max(0, guarantee.kv_bytes - account.kv_bytes)
+        kv_bytes = max(part(idle_kv_bytes, ppm), min(idle_kv_bytes, account.resting_kv_bytes))
         self._withheld_sequences_ppm += sequences_ppm - account.withheld_sequences_ppm
         self._withheld_kv_bytes += kv_bytes - account.withheld_kv_bytes
         account.withheld_sequences_ppm = sequences_ppm

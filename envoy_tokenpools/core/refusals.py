@@ -91,8 +91,9 @@ class RefusalLog:
 
     def forget(self, entitlement: str) -> None:
         """All that `entitlement` was refused has been admitted."""
-        self._current.forget(entitlement)
-        self._last.forget(entitlement)
+        if self._current.span_ms or self._last.span_ms:
+            self._current.forget(entitlement)
+            self._last.forget(entitlement)
 
     def blocks(self, entitlement: str, precedence: Precedence, now_ms: int) -> bool:
         """

@@ -10,6 +10,15 @@ The contract (one suite of tests runs on every store):
 4. The time is the store's own, never a caller's: replicas' clocks need not agree.
 5. Exactly one caller gets the reading of a tick from `close_tick`; the others get None.
 6. What cannot be done raises `errors.StoreError` and nothing else.
+7. A claim that was taken inside a guarantee, in a pool that then holds more sequences or KV bytes than are usable,
+   names in `Reply.evicted` the leases that have to be ended for it: of terms that were evictable when they were taken,
+   lowest rank first, inside a rank the newest first, each once, and no more than are short beyond those that were named
+   before and have not ended. A lease that was named is held until it is settled or expires, is renewed like any other,
+   and is the answer to its claim sent again. Where none can be named the claim is taken all the same. What is not
+   enforced evicts nobody and is not evicted.
+8. Calls about the same lease id take effect in the order in which they were begun, whether or not the caller waited for
+   the answer to the one before: a settlement begun after its claim, answered or cancelled, leaves nothing held.
+9. A settlement charges no more than is believed of one lease (`Ledger.settle`), and says what it charged.
 """
 
 from collections.abc import Mapping, Sequence

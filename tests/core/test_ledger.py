@@ -6,7 +6,7 @@ import pytest
 
 from envoy_tokenpools.core.admission import Lease, Reason, Resource
 from envoy_tokenpools.core.judging import NEVER_MS
-from envoy_tokenpools.core.ledger import MAX_EXPIRED, InUse, Ledger
+from envoy_tokenpools.core.ledger import MAX_EXPIRED, OVERCHARGE, InUse, Ledger
 from envoy_tokenpools.core.pool import Limits
 from envoy_tokenpools.core.resources import Resources
 from tests.support.pools import SURPLUS, admitted, amount, claim, cost, refused, take, terms
@@ -79,7 +79,7 @@ def test_a_steady_trickle_never_meets_a_limit_far_above_it() -> None:
     for second in range(130):
         wanted = claim(f"l{second}", cost(10), limited, usable, window_ms=60_000)
         assert admitted(ledger.reserve(wanted, second * 1_000))
-        assert ledger.balance("a").remaining_tokens == 950
+        assert ledger.balance("a", second * 1_000).remaining_tokens == 950
         ledger.settle(f"l{second}", 10, second * 1_000 + 500)
 
 
@@ -312,15 +312,40 @@ def test_what_passes_in_shadow_mode_is_demanded_and_delivered_once(fingerprint: 
 
 
 def test_retry_after_follows_how_long_leases_are_held() -> None:
-    """Four leases of about 8 s each: one ends about every 2 s."""
+    """Four leases of about 8 s each: the oldest ends after 8 s, from then on one ends about every 2 s."""
     ledger, usable = Ledger(), amount(sequences=4)
     for number in range(400):
         take(ledger, f"l{number}", 1, usable, now_ms=number * 8_000)
         ledger.settle(f"l{number}", 1, (number + 1) * 8_000)
     for number in range(4):
         take(ledger, f"held{number}", 1, usable, now_ms=4_000_000)
-    refusal = refused(take(ledger, "next", 1, usable, now_ms=4_000_000))
-    assert refusal.retry_after_ms == pytest.approx(2_000, abs=5)
+    for after_ms, wait_ms in ((0, 8_000), (5_000, 3_000), (6_500, 2_000), (60_000, 2_000)):
+        asked = take(ledger, "next", 1, usable, now_ms=4_000_000 + after_ms)
+        assert refused(asked).retry_after_ms == pytest.approx(wait_ms, abs=5)
+        ledger.close_tick(4_000_000 + after_ms)  # nobody is ahead any more
+
+
+def test_before_anything_ended_the_oldest_tells_how_long_leases_are_held() -> None:
+    """At least as long as it has been held."""
+    ledger, usable = Ledger(), amount(sequences=4)
+    for number in range(4):
+        take(ledger, f"held{number}", 1, usable, now_ms=0)
+    assert refused(take(ledger, "x", 1, usable, now_ms=0)).retry_after_ms == 1_000
+    ledger.close_tick(0)
+    assert refused(take(ledger, "x", 1, usable, now_ms=20_000)).retry_after_ms == 5_000
+
+
+def test_a_report_beyond_belief_is_not_believed() -> None:
+    """2**53 tokens would block the entitlement for good."""
+    ledger, usable = Ledger(), amount(1_000, sequences=4)
+    take(ledger, "a", 100, usable, now_ms=0)
+    settlement = ledger.settle("a", 2**53, 2_000)
+    assert settlement is not None
+    assert settlement.charged_tokens == 100 + OVERCHARGE * 3_000
+    take(ledger, "b", 100, usable, now_ms=60_000)
+    settlement = ledger.settle("b", 9_000, 62_000)
+    assert settlement is not None
+    assert settlement.charged_tokens == 9_000
 
 
 def test_a_clock_that_steps_back_breaks_nothing() -> None:

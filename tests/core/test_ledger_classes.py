@@ -319,7 +319,7 @@ def test_the_balance_of_a_guarantee_is_its_baseline() -> None:
     """Limits, what is left of them, and when it is back."""
     one = desk(entitlement("g", GUARANTEED, BASELINE))
     one.admit("g", cost(1_500))
-    assert one.ledger.balance("g") == Balance(
+    assert one.ledger.balance("g", 0) == Balance(
         limit_tokens=6_000,
         remaining_tokens=4_500,
         reset_tokens_ms=2_500,
@@ -334,7 +334,7 @@ def test_the_balance_of_a_share_and_of_the_surplus() -> None:
     one = desk(entitlement("e", ELASTIC, BASELINE))
     one.admit("e", cost(600))
     one.admit("spot", cost(1_000, sequences=15))
-    elastic, spot = one.ledger.balance("e"), one.ledger.balance("spot")
+    elastic, spot = one.ledger.balance("e", 0), one.ledger.balance("spot", 0)
     assert (elastic.limit_tokens, elastic.remaining_tokens) == (6_000, 5_400)
     assert (spot.limit_tokens, spot.remaining_tokens) == (16_000, 14_400)
     assert (spot.limit_concurrency, spot.remaining_concurrency) == (15, 0)
@@ -346,6 +346,6 @@ def test_the_balance_under_a_closed_ceiling() -> None:
     ledger = Ledger()
     closed = terms("a", limits=Limits(tokens_per_second=0, concurrency=0))
     ledger.reserve(claim("l", cost(1), closed, amount()), 0)
-    balance = ledger.balance("a")
+    balance = ledger.balance("a", 0)
     assert (balance.limit_tokens, balance.remaining_tokens, balance.reset_tokens_ms) == (0, 0, 0)
     assert balance.remaining_concurrency == 0

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 
 from envoy_tokenpools.core.account import Account, Meters
-from envoy_tokenpools.core.admission import Claim, Lease, Reason, Refusal
+from envoy_tokenpools.core.admission import WHOLE_PPM, Claim, Lease, Reason, Refusal
 from envoy_tokenpools.core.cost import Cost
 from envoy_tokenpools.core.ledger import InUse, Ledger
 from envoy_tokenpools.core.pool import Entitlement, Limits, Pool, ServiceClass
@@ -241,13 +241,15 @@ class LedgerModel(RuleBasedStateMachine):
         sequences, kv_bytes, tokens = 0, 0, 0
         for account in accounts:
             idle = max(0, account.terms.guarantee.concurrency - account.concurrency)
-            assert account.withheld_concurrency == _part(idle, account)
+            resting = min(idle, account.resting_concurrency) * WHOLE_PPM
+            assert account.withheld_sequences_ppm == max(idle * account.terms.withheld_ppm, resting)
             idle = max(0, account.terms.guarantee.kv_bytes - account.kv_bytes)
-            assert account.withheld_kv_bytes == _part(idle, account)
-            sequences += account.withheld_concurrency
+            resting = min(idle, account.resting_kv_bytes)
+            assert account.withheld_kv_bytes == max(_part(idle, account), resting)
+            sequences += account.withheld_sequences_ppm
             kv_bytes += account.withheld_kv_bytes
             tokens += _part(account.terms.guarantee.tokens_per_second, account)
-        assert self.ledger._withheld_concurrency == sequences
+        assert self.ledger._withheld_sequences_ppm == sequences
         assert self.ledger._withheld_kv_bytes == kv_bytes
         assert self.ledger._withheld_tokens_per_second == tokens
         assert self.ledger.tokens.rate == max(0, self.usable.tokens_per_second - tokens)
@@ -269,6 +271,7 @@ class LedgerModel(RuleBasedStateMachine):
             self.now_ms += DRAINED_MS
         for account in self.ledger._accounts.values():
             account.drain(self.now_ms)
+            self.ledger._end_rests(self.now_ms)
             assert account.is_idle
             assert account.meters.peak_concurrency == 0
             assert account.share.used_milli == account.guarantee.used_milli == 0
@@ -285,7 +288,7 @@ class LedgerModel(RuleBasedStateMachine):
             assert account.concurrency <= terms.guarantee.concurrency
             assert account.kv_bytes <= terms.guarantee.kv_bytes
         elif lease.shadowed is None:
-            others = self.ledger._withheld_concurrency - account.withheld_concurrency
+            others = self.ledger._withheld_sequences(account)
             assert self.ledger.concurrency + others <= self.usable.concurrency
             others = self.ledger._withheld_kv_bytes - account.withheld_kv_bytes
             assert self.ledger.kv_bytes + others <= self.usable.kv_bytes
@@ -297,7 +300,7 @@ class LedgerModel(RuleBasedStateMachine):
     def _fits_alone(self, name: str, cost: Cost) -> bool:
         """Whether the pool has the room while all others leave of it what they do not withhold."""
         account = self.ledger._accounts[name]
-        others = self.ledger._withheld_concurrency - account.withheld_concurrency
+        others = self.ledger._withheld_sequences(account)
         others_kv_bytes = self.ledger._withheld_kv_bytes - account.withheld_kv_bytes
         return (
             cost.concurrency <= self.usable.concurrency - others

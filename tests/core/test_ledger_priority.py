@@ -5,7 +5,7 @@ import pytest
 from envoy_tokenpools.core.admission import Reason, Resource
 from envoy_tokenpools.core.ledger import Ledger
 from envoy_tokenpools.core.resources import Resources
-from tests.support.pools import admitted, amount, refused, take, terms
+from tests.support.pools import admitted, amount, claim, cost, refused, take, terms
 
 CRITICAL, BATCH = terms("critical", weight=10.0), terms("batch", weight=1.0)
 
@@ -20,17 +20,27 @@ def test_batch_is_shed_and_critical_is_not() -> None:
 
 
 def test_nobody_of_lower_weight_passes_one_who_was_refused() -> None:
-    """Critical was refused, so batch waits though it would fit: until critical has been silent for two ticks."""
+    """Critical was refused, so batch waits though it would fit: for as long as critical was told to stay away."""
     ledger, usable = Ledger(), amount(1_000, sequences=4)
     take(ledger, "held", 1, usable, whose=CRITICAL)
     assert not admitted(take(ledger, "c", 1, usable, whose=CRITICAL, sequences=4))
     refusal = refused(take(ledger, "b", 1, usable, whose=BATCH))
     assert refusal.reason is Reason.LOW_PRIORITY
     assert admitted(take(ledger, "c2", 1, usable, whose=CRITICAL))
-    ledger.close_tick(5_000)
-    assert not admitted(take(ledger, "b", 1, usable, whose=BATCH, now_ms=5_000))
-    ledger.close_tick(10_000)
-    assert admitted(take(ledger, "b", 1, usable, whose=BATCH, now_ms=10_000))
+    assert not admitted(take(ledger, "b", 1, usable, whose=BATCH, now_ms=1_300))
+    assert admitted(take(ledger, "b", 1, usable, whose=BATCH, now_ms=5_000))
+
+
+def test_whoever_was_refused_and_then_admitted_blocks_nobody() -> None:
+    """All that critical wanted it has."""
+    ledger, usable = Ledger(), amount(1_000, sequences=4)
+    take(ledger, "held", 1, usable, whose=CRITICAL, sequences=2)
+    wanted = claim("c", cost(1, 3), CRITICAL, usable, fingerprint=7)
+    refused(ledger.reserve(wanted, 0))
+    refused(take(ledger, "b", 1, usable, whose=BATCH))
+    ledger.settle("held", 1, 10)
+    assert admitted(ledger.reserve(wanted, 10))
+    assert admitted(take(ledger, "b", 1, usable, whose=BATCH, now_ms=10))
 
 
 def test_nobody_beyond_its_share_passes_one_who_was_refused_inside_its_own() -> None:

@@ -4,30 +4,47 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envoy_tokenpools.core.refusals import Precedence, RefusalLog
+from envoy_tokenpools.core.refusals import MAX_SPAN_MS, RETURN_MS, Precedence, RefusalLog
 
 NAMES = st.sampled_from("abcd")
 PRECEDENCES = st.tuples(st.integers(0, 3), st.sampled_from([0.1, 1.0, 20.3, 93.8]))
-EVENTS = st.lists(st.none() | st.tuples(NAMES, PRECEDENCES, st.booleans()), max_size=25)
+EVENTS = st.lists(
+    st.tuples(
+        st.integers(0, 3_000),
+        NAMES,
+        PRECEDENCES,
+        st.booleans(),
+        st.sampled_from([1, 100, 900, 10**7]),
+    ),
+    max_size=25,
+)
 
 
-@given(EVENTS, NAMES, PRECEDENCES)
+@given(EVENTS, NAMES, PRECEDENCES, st.integers(0, 30_000))
 def test_the_log_answers_as_the_rule_says(
-    events: list[tuple[str, Precedence, bool] | None], name: str, precedence: Precedence
+    events: list[tuple[int, str, Precedence, bool, int]],
+    name: str,
+    precedence: Precedence,
+    later_ms: int,
 ) -> None:
-    """Blocked by another refused inside its share, or of higher precedence, in this tick or the last."""
-    log = RefusalLog()
-    ticks: list[list[tuple[str, Precedence, bool]]] = [[]]
-    for event in events:
-        if event is None:
-            log.roll()
-            ticks.append([])
-        else:
-            log.add(event[0], event[1], inside_share=event[2])
-            ticks[-1].append(event)
-    recent = [event for tick in ticks[-2:] for event in tick if event[0] != name]
-    blocked = any(inside or other > precedence for _, other, inside in recent)
-    assert log.blocks(name, precedence) is blocked
+    """Blocked while another that was refused inside its share, or has higher precedence, may be away; later not."""
+    log, now_ms = RefusalLog(), 0
+    surely, perhaps = False, False
+    refusals: list[tuple[int, int, str, Precedence, bool]] = []
+    for passed_ms, who, theirs, inside, retry_after_ms in events:
+        now_ms += passed_ms
+        log.add(who, theirs, inside_share=inside, retry_after_ms=retry_after_ms, now_ms=now_ms)
+        away_ms = min(MAX_SPAN_MS, retry_after_ms * 5 // 4 + RETURN_MS)
+        refusals.append((now_ms, away_ms, who, theirs, inside))
+    now_ms += later_ms
+    longest_ms = max((away_ms for _, away_ms, *_ in refusals), default=0)
+    for at_ms, away_ms, who, theirs, inside in refusals:
+        if who != name and (inside or theirs > precedence):
+            surely = surely or now_ms < at_ms + away_ms
+            perhaps = perhaps or now_ms < at_ms + 2 * longest_ms
+    blocked = log.blocks(name, precedence, now_ms)
+    assert blocked or not surely
+    assert perhaps or not blocked
 
 
 @pytest.mark.parametrize(
@@ -47,20 +64,38 @@ def test_a_single_refusal(
 ) -> None:
     """Equals do not block each other, nobody blocks itself, and class goes before weight."""
     log = RefusalLog()
-    log.add(refused[0], refused[1], inside_share=refused[2])
-    assert log.blocks("a", precedence) is blocked
+    log.add(refused[0], refused[1], inside_share=refused[2], retry_after_ms=1, now_ms=0)
+    assert log.blocks("a", precedence, 0) is blocked
 
 
-def test_refusals_are_forgotten_after_the_next_tick() -> None:
-    """The current and the last tick count."""
+def test_a_refusal_is_forgotten_when_its_client_should_be_back() -> None:
+    """A second and a quarter, and a moment for the way; never as late as twice that."""
     log = RefusalLog()
-    log.add("b", (1, 50.0), inside_share=True)
-    log.roll()
-    assert log.blocks("a", (1, 1.0))
-    log.roll()
-    assert not log.blocks("a", (1, 1.0))
+    log.add("b", (1, 50.0), inside_share=True, retry_after_ms=1_000, now_ms=500)
+    assert log.blocks("a", (1, 1.0), 500 + 1_349)
+    assert not log.blocks("a", (1, 1.0), 500 + 2 * 1_350)
+
+
+def test_whoever_stays_away_for_long_blocks_nobody_meanwhile() -> None:
+    """An hour's wait is no reason to let capacity idle for an hour."""
+    log = RefusalLog()
+    log.add("b", (1, 50.0), inside_share=True, retry_after_ms=3_600_000, now_ms=0)
+    assert log.blocks("a", (1, 1.0), MAX_SPAN_MS - 1)
+    assert not log.blocks("a", (1, 1.0), 2 * MAX_SPAN_MS)
+
+
+def test_what_was_made_good_is_forgotten() -> None:
+    """Of one entitlement; the others block as before."""
+    log = RefusalLog()
+    for name, weight in (("b", 50.0), ("c", 20.0)):
+        log.add(name, (1, weight), inside_share=False, retry_after_ms=100, now_ms=0)
+    log.forget("b")
+    assert log.blocks("a", (1, 10.0), 0)
+    assert not log.blocks("a", (1, 30.0), 0)
+    log.forget("c")
+    assert not log.blocks("a", (1, 10.0), 0)
 
 
 def test_an_empty_log_blocks_nobody() -> None:
     """Not even the lightest."""
-    assert not RefusalLog().blocks("a", (0, 1e-5))
+    assert not RefusalLog().blocks("a", (0, 1e-5), 0)

@@ -10,7 +10,7 @@ import pytest
 
 from envoy_tokenpools.extproc import exchange, requesting
 from envoy_tokenpools.extproc.exchange import Exchange
-from envoy_tokenpools.gate.gate import Gate
+from envoy_tokenpools.gate.reserving import Reservations
 from envoy_tokenpools.openai import encoding, request
 from envoy_tokenpools.openai.withhold import UsageChunkRemover
 from tests.fuzz.regressions import REGRESSIONS
@@ -73,7 +73,7 @@ def test_a_claim_that_is_not_undone_is_found(monkeypatch: pytest.MonkeyPatch) ->
     async def forget(*_: object) -> None:
         """Do nothing."""
 
-    monkeypatch.setattr(Gate, "_undo", forget)
+    monkeypatch.setattr(Reservations, "_undo", forget)
     with pytest.raises(AssertionError):
         finds_something("exchange")
 
