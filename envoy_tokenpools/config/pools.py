@@ -198,13 +198,13 @@ def _reclaim(fields: EntitlementFields) -> Reclaim:
 
 
 def _max_wait_ms(fields: EntitlementFields) -> int:
-    """As stated; else elastic requests wait for half of their target, and no other ones."""
+    """As stated; else elastic requests wait for a quarter of their target, and no other ones."""
     if fields.max_wait is not None:
         return fields.max_wait
     if fields.service_class is not ServiceClass.ELASTIC:
         return 0
     target_ms = fields.slo_target
-    return _ELASTIC_MAX_WAIT_MS if target_ms is None else min(target_ms // 2, _ELASTIC_MAX_WAIT_MS)
+    return _ELASTIC_MAX_WAIT_MS if target_ms is None else min(target_ms // 4, _ELASTIC_MAX_WAIT_MS)
 
 
 def _capacity(fields: CapacityFields) -> Resources:

@@ -93,8 +93,14 @@ class Reclaim(enum.Enum):
 
 
 class Fairness(enum.Enum):
-    """How debt is kept: `ewma` is the paper's average of service gaps."""
+    """
+    What counts as demanded where debt is kept, which is the paper's average of service gaps (equation 2) either way.
 
+    `ewma` counts every request once, in the tick in which it was first sent. `backlog` counts what was delivered and, in
+    every tick anew, what was asked for and not: a closed-loop client that waits outside demands all the while.
+    """
+
+    BACKLOG = "backlog"
     EWMA = "ewma"
 
 
@@ -218,7 +224,7 @@ class Pool:
     headroom: float = 0.0
     ramp_per_second: float = 0.25
     max_waiting: int = 256
-    fairness: Fairness = Fairness.EWMA
+    fairness: Fairness = Fairness.BACKLOG
     gains: Gains = Gains()
     entitlements: Mapping[str, Entitlement] = field(default_factory=dict)
 

@@ -12,7 +12,7 @@ from envoy_tokenpools.core.allocation import Allocation, Want, allocate
 from envoy_tokenpools.core.pool import (
     Entitlement,
     EntitlementState,
-    Gains,
+    Fairness,
     Pool,
     Reclaim,
     ServiceClass,
@@ -102,7 +102,7 @@ def _tick(
         now = last
         if elapsed_ms > 0:
             meters = readings.get(entitlement.name, _QUIET)
-            now = _advance(entitlement, pool.gains, last, meters, elapsed_ms)
+            now = _advance(entitlement, pool, last, meters, elapsed_ms)
         standing_weight = weight(
             entitlement.service_class,
             slo_target_ms=entitlement.slo_target_ms,
@@ -125,11 +125,15 @@ def is_served(entitlement: Entitlement) -> bool:
 
 
 def _advance(
-    entitlement: Entitlement, gains: Gains, last: Standing, meters: Meters, elapsed_ms: int
+    entitlement: Entitlement, pool: Pool, last: Standing, meters: Meters, elapsed_ms: int
 ) -> Standing:
     """Debt, burst and demand after `elapsed_ms` with these meters."""
+    gamma = pool.gains.gamma
     delivered = max(0, meters.delivered_tokens) * 1_000 / elapsed_ms
-    demanded = max(0, meters.demanded_tokens) * 1_000 / elapsed_ms
+    pending = max(0, meters.pending_tokens) * 1_000 / elapsed_ms
+    demanded = delivered + pending
+    if pool.fairness is Fairness.EWMA:
+        demanded = max(0, meters.demanded_tokens) * 1_000 / elapsed_ms
     used = Resources(
         round(delivered), meters.kv_byte_ms // elapsed_ms, round(meters.sequence_ms / elapsed_ms)
     )
@@ -139,9 +143,8 @@ def _advance(
         gap = service_gap(
             baseline=baseline.tokens_per_second, demanded=demanded, delivered=delivered
         )
-        debt = next_debt(last.debt, gap, gamma=gains.gamma, elapsed_ms=elapsed_ms)
-    burst = ewma(last.burst, burst_sample(baseline, used), gamma=gains.gamma, elapsed_ms=elapsed_ms)
-    pending = max(0, meters.pending_tokens) * 1_000 / elapsed_ms
+        debt = next_debt(last.debt, gap, gamma=gamma, elapsed_ms=elapsed_ms)
+    burst = ewma(last.burst, burst_sample(baseline, used), gamma=gamma, elapsed_ms=elapsed_ms)
     demand = Resources(
         math.ceil(delivered + pending),
         meters.peak_kv_bytes + max(0, meters.pending_kv_bytes),

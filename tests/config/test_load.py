@@ -172,7 +172,7 @@ def test_every_field_reaches_the_core() -> None:
     [
         ({"class": "guaranteed"}, Reclaim.THROTTLE, 0),
         ({"class": "elastic"}, Reclaim.THROTTLE, 1_000),
-        ({"class": "elastic", "slo_target": "500ms"}, Reclaim.THROTTLE, 250),
+        ({"class": "elastic", "slo_target": "500ms"}, Reclaim.THROTTLE, 125),
         ({"class": "elastic", "slo_target": "30s"}, Reclaim.THROTTLE, 1_000),
         ({"class": "elastic", "max_wait": "0s"}, Reclaim.THROTTLE, 0),
         ({"class": "spot", "baseline": None}, Reclaim.THROTTLE, 0),
@@ -184,7 +184,7 @@ def test_every_field_reaches_the_core() -> None:
 def test_what_a_class_does_unless_told_otherwise(
     change: dict[str, object], reclaim: Reclaim, max_wait_ms: int
 ) -> None:
-    """Preemptible requests are evicted, elastic ones wait for half of their target and at most a second."""
+    """Preemptible requests are evicted, elastic ones wait for a quarter of their target and at most a second."""
     entitlement = load(entitlements(change)).pools["small"].entitlements["gold"]
     assert (entitlement.reclaim, entitlement.max_wait_ms) == (reclaim, max_wait_ms)
 

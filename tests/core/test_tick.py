@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from envoy_tokenpools.core.account import Meters
 from envoy_tokenpools.core.admission import Lease, Refusal
-from envoy_tokenpools.core.pool import Entitlement, EntitlementState, Limits, Pool, ServiceClass
+from envoy_tokenpools.core.pool import (
+    Entitlement,
+    EntitlementState,
+    Fairness,
+    Limits,
+    Pool,
+    ServiceClass,
+)
 from envoy_tokenpools.core.resources import Resources
 from envoy_tokenpools.core.tick import Standing, Tick, first_tick, is_served, next_tick
 from tests.support.pools import Desk, cost, entitlement, pool
@@ -93,11 +100,19 @@ def test_an_idle_tenant_gains_nothing() -> None:
 def test_a_tenant_that_asks_for_little_owes_and_is_owed_little() -> None:
     """Forty of a hundred asked and served: no gap. Forty asked, ten served: a gap of 0.3."""
     whole = Meters(demanded_tokens=200, delivered_tokens=200)
-    short = Meters(demanded_tokens=200, delivered_tokens=50)
+    short = Meters(demanded_tokens=200, delivered_tokens=50, pending_tokens=150)
     one = pool(CAPACITY, elastic("whole"), elastic("short"))
     standings = ticks(one, [{"whole": whole, "short": short}] * 60)[-1].standings
     assert standings["whole"].debt == 0
     assert standings["short"].debt == pytest.approx(0.3)
+
+
+def test_what_waits_is_demanded_as_long_as_it_waits() -> None:
+    """A request that was first sent long ago and still waits: a gap by the backlog, none by counting it once."""
+    waits = Meters(demanded_tokens=50, delivered_tokens=50, pending_tokens=150)
+    for fairness, debt in ((Fairness.BACKLOG, 0.3), (Fairness.EWMA, 0.0)):
+        one = replace(pool(CAPACITY, elastic()), fairness=fairness)
+        assert ticks(one, [{"e": waits}] * 60)[-1].standings["e"].debt == pytest.approx(debt)
 
 
 def test_debt_decays_when_service_is_whole_again() -> None:
