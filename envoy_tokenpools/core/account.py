@@ -5,7 +5,7 @@ One entitlement's page in the books of a pool: what is in use, and what was aske
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from envoy_tokenpools.core.admission import Terms
+from envoy_tokenpools.core.admission import Lease, Terms
 from envoy_tokenpools.core.bucket import TokenBucket
 from envoy_tokenpools.core.cost import Cost
 
@@ -81,7 +81,7 @@ class Account:
         withheld_kv_bytes: idle KV bytes of its guarantee that others may not use.
         resting_concurrency: sequences of its guarantee that were given back a moment ago.
         resting_kv_bytes: KV bytes of those.
-        admitted_at_ms: when each live lease was taken, oldest first.
+        leases: its live leases, oldest first.
         meters: since the last tick.
     """
 
@@ -97,7 +97,7 @@ class Account:
     withheld_kv_bytes: int = 0
     resting_concurrency: int = 0
     resting_kv_bytes: int = 0
-    admitted_at_ms: dict[str, int] = field(default_factory=dict)
+    leases: dict[str, Lease] = field(default_factory=dict)
     meters: Meters = field(default_factory=Meters)
     _touched_at_ms: int = 0
     _tick: int = 0

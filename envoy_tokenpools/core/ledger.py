@@ -50,6 +50,9 @@ MAX_EXPIRED = 10_000
 DEFAULT_HOLD_MS = 1_000
 """How long a lease is assumed to be held before any was settled, for Retry-After."""
 
+MAX_GUESSED_HOLD_MS = 10_000
+"""Reserved output is a maximum: what is guessed by it before any lease has ended is bounded."""
+
 HOLD_STEP = 0.1
 """How far one settlement moves the average holding time."""
 
@@ -339,25 +342,30 @@ class Ledger:
 
     def _pool_wait_ms(self, ahead: int, now_ms: int) -> int:
         """When a lease of the pool is expected to end for whoever has `ahead` others before it."""
-        oldest = next(iter(self._leases.values()), None)
-        oldest_ms = 0 if oldest is None else max(0, now_ms - oldest.admitted_at_ms)
-        return release_wait_ms(
-            self._expected_hold_ms(oldest_ms), len(self._leases), oldest_ms, ahead
-        )
+        return self._wait_ms(self._leases, ahead, now_ms)
 
     def _own_wait_ms(self, account: Account, now_ms: int, ahead: int | None = None) -> int:
         """The same of the entitlement's own leases; without `ahead`, behind those that it has waiting."""
-        admitted_at_ms = next(iter(account.admitted_at_ms.values()), now_ms)
-        oldest_ms = max(0, now_ms - admitted_at_ms)
         if ahead is None:
             ahead = account.meters.pending_concurrency
-        return release_wait_ms(
-            self._expected_hold_ms(oldest_ms), account.in_flight, oldest_ms, ahead
-        )
+        return self._wait_ms(account.leases, ahead, now_ms)
 
-    def _expected_hold_ms(self, oldest_ms: int) -> float:
-        """How long leases are held; before any has ended, at least as long as the oldest has been."""
-        return max(DEFAULT_HOLD_MS, oldest_ms) if self._hold_ms is None else self._hold_ms
+    def _wait_ms(self, leases: Mapping[str, Lease], ahead: int, now_ms: int) -> int:
+        oldest = next(iter(leases.values()), None)
+        if oldest is None:
+            return release_wait_ms(self._hold_ms or DEFAULT_HOLD_MS, 0, 0, ahead)
+        oldest_ms = max(0, now_ms - oldest.admitted_at_ms)
+        hold_ms = self._hold_ms
+        if hold_ms is None:
+            hold_ms = max(DEFAULT_HOLD_MS, oldest_ms, self._guessed_hold_ms(oldest))
+        return release_wait_ms(hold_ms, len(leases), oldest_ms, ahead)
+
+    def _guessed_hold_ms(self, lease: Lease) -> int:
+        """How long a lease may be held, before any has ended: by its share of the pool's rate."""
+        usable = self._usable
+        rate = usable.tokens_per_second * lease.cost.concurrency
+        guess_ms = lease.cost.output_tokens * 1_000 * usable.concurrency // max(1, rate)
+        return min(MAX_GUESSED_HOLD_MS, guess_ms)
 
     def _withheld_sequences(self, account: Account) -> int:
         """What is withheld from `account` for the others, in whole sequences, rounded up once for all of them."""
@@ -376,10 +384,10 @@ class Ledger:
         self.kv_bytes += sign * lease.cost.kv_bytes
         account.hold(lease.cost, sign, now_ms)
         if sign > 0:
-            account.admitted_at_ms[lease.lease_id] = now_ms
+            account.leases[lease.lease_id] = lease
             self._evictions.add(lease)
         else:
-            account.admitted_at_ms.pop(lease.lease_id, None)
+            account.leases.pop(lease.lease_id, None)
             self._evictions.remove(lease)
         self._withhold_idle(account)
 
@@ -422,7 +430,7 @@ class Ledger:
         """What a lending guarantee gives back stays free for it for a moment."""
         if not lease.within_guarantee or account.terms.withheld_ppm == WHOLE_PPM:
             return
-        rest_ms = min(MAX_REST_MS, int(self._expected_hold_ms(0)) // REST_PART)
+        rest_ms = min(MAX_REST_MS, int(self._hold_ms or 0) // REST_PART)
         account.rest(lease.cost, 1)
         self._rests.append((now_ms + rest_ms, lease))
 
