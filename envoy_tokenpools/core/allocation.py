@@ -68,25 +68,25 @@ def allocate(capacity: Resources, wants: Sequence[Want]) -> Allocation:
     """
     ordered = sorted(wants, key=lambda want: want.name)
     weights = [max(1, round(want.weight * WEIGHT_SCALE)) for want in ordered]
+    tiers = _tiers(ordered)
     columns = [
         _allocate_one(
             total,
             ordered,
             weights,
-            [pick(want.baseline) for want in ordered],
-            [pick(want.demand) for want in ordered],
+            [getattr(want.baseline, resource) for want in ordered],
+            [getattr(want.demand, resource) for want in ordered],
+            tiers,
         )
-        for pick, total in (
-            (_tokens, capacity.tokens_per_second),
-            (_kv, capacity.kv_bytes),
-            (_sequences, capacity.concurrency),
+        for resource, total in (
+            ("tokens_per_second", capacity.tokens_per_second),
+            ("kv_bytes", capacity.kv_bytes),
+            ("concurrency", capacity.concurrency),
         )
     ]
-    shares = _rows(ordered, [column.granted for column in columns])
-    guarantees = _rows(ordered, [column.guaranteed for column in columns])
     return Allocation(
-        shares=shares,
-        guarantees={w.name: guarantees[w.name] for w in ordered if w.service_class.is_reserved},
+        shares=_rows(ordered, [column.granted for column in columns], range(len(ordered))),
+        guarantees=_rows(ordered, [column.guaranteed for column in columns], tiers.reserved),
         degraded=any(column.degraded for column in columns),
     )
 
@@ -149,63 +149,77 @@ class _Column:
     degraded: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Tiers:
+    """Positions of the wants that are served together, in the order of the names."""
+
+    reserved: Sequence[int]
+    guaranteed: Sequence[int]
+    elastic: Sequence[int]
+    bursting: Sequence[int]
+    spot: Sequence[int]
+    preemptible: Sequence[int]
+
+
+def _tiers(wants: Sequence[Want]) -> _Tiers:
+    of: dict[ServiceClass, list[int]] = {service_class: [] for service_class in ServiceClass}
+    for i, want in enumerate(wants):
+        of[want.service_class].append(i)
+    dedicated, guaranteed = of[ServiceClass.DEDICATED], of[ServiceClass.GUARANTEED]
+    elastic = of[ServiceClass.ELASTIC]
+    return _Tiers(
+        reserved=sorted(dedicated + guaranteed),
+        guaranteed=guaranteed,
+        elastic=elastic,
+        bursting=sorted(dedicated + elastic),
+        spot=of[ServiceClass.SPOT],
+        preemptible=of[ServiceClass.PREEMPTIBLE],
+    )
+
+
 def _allocate_one(
     total: int,
     wants: Sequence[Want],
     weights: Sequence[int],
     baselines: Sequence[int],
     demands: Sequence[int],
+    tiers: _Tiers,
 ) -> _Column:
-    reserved = [want.service_class.is_reserved for want in wants]
-    promised = [base if held else 0 for base, held in zip(baselines, reserved, strict=True)]
-    degraded = sum(promised) > total
+    granted, guaranteed = [0] * len(wants), [0] * len(wants)
+    promised = [baselines[i] for i in tiers.reserved]
     # In proportion to the baselines: they are both the wish and the weight.
-    guaranteed = share_out(total, promised, [max(1, base) for base in promised])
-    granted = [
-        min(standing, demand) if want.lends else standing
-        for want, standing, demand in zip(wants, guaranteed, demands, strict=True)
-    ]
+    standing = share_out(total, promised, [max(1, base) for base in promised])
+    for i, stands in zip(tiers.reserved, standing, strict=True):
+        guaranteed[i] = stands
+        granted[i] = min(stands, demands[i]) if wants[i].lends else stands
     left = total - sum(granted)
 
-    def pour(ceilings: list[int]) -> None:
+    def pour(tier: Sequence[int], wish: Sequence[int]) -> None:
         nonlocal left
-        unmet = [max(0, top - got) for top, got in zip(ceilings, granted, strict=True)]
-        for i, more in enumerate(share_out(left, unmet, weights)):
+        hungry = [i for i in tier if wish[i] > granted[i]]
+        if not hungry or not left:
+            return
+        unmet = [wish[i] - granted[i] for i in hungry]
+        for i, more in zip(
+            hungry, share_out(left, unmet, [weights[i] for i in hungry]), strict=True
+        ):
             granted[i] += more
             left -= more
 
-    def ceilings(wish: Sequence[int], *classes: ServiceClass) -> list[int]:
-        return [
-            units if want.service_class in classes else 0
-            for want, units in zip(wants, wish, strict=True)
-        ]
-
-    within = [min(base, demand) for base, demand in zip(baselines, demands, strict=True)]
-    pour(ceilings(within, ServiceClass.DEDICATED, ServiceClass.GUARANTEED))  # when degraded
-    pour(ceilings(within, ServiceClass.ELASTIC))
-    pour(ceilings(demands, ServiceClass.DEDICATED, ServiceClass.ELASTIC))
-    pour(ceilings(demands, ServiceClass.SPOT))
-    pour(ceilings(demands, ServiceClass.PREEMPTIBLE))
+    within = list(map(min, baselines, demands))
+    pour(tiers.reserved, within)  # when degraded
+    pour(tiers.elastic, within)
+    pour(tiers.bursting, demands)
+    pour(tiers.spot, demands)
+    pour(tiers.preemptible, demands)
     # Nobody's demand is unmet now: idle baselines are whole again, so that whoever wakes is inside its share.
-    pour(ceilings(baselines, ServiceClass.GUARANTEED))
-    pour(ceilings(baselines, ServiceClass.ELASTIC))
-    return _Column(granted, guaranteed, degraded)
+    pour(tiers.guaranteed, baselines)
+    pour(tiers.elastic, baselines)
+    return _Column(granted, guaranteed, degraded=sum(promised) > total)
 
 
-def _rows(wants: Sequence[Want], columns: Sequence[Sequence[int]]) -> dict[str, Resources]:
+def _rows(
+    wants: Sequence[Want], columns: Sequence[Sequence[int]], whose: Iterable[int]
+) -> dict[str, Resources]:
     tokens, kv_bytes, sequences = columns
-    return {
-        want.name: Resources(tokens[i], kv_bytes[i], sequences[i]) for i, want in enumerate(wants)
-    }
-
-
-def _tokens(amount: Resources) -> int:
-    return amount.tokens_per_second
-
-
-def _kv(amount: Resources) -> int:
-    return amount.kv_bytes
-
-
-def _sequences(amount: Resources) -> int:
-    return amount.concurrency
+    return {wants[i].name: Resources(tokens[i], kv_bytes[i], sequences[i]) for i in whose}
