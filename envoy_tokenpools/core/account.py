@@ -53,6 +53,10 @@ class Meters:
         self.pending_concurrency += sign * cost.concurrency
 
 
+QUIET = Meters()
+"""Of an entitlement that did nothing; never written to."""
+
+
 @dataclass(slots=True)
 class _Shed:
     """A request that was shed: when first, in which tick its demand was counted, in which it last pended."""
@@ -185,7 +189,11 @@ class Account:
                 self._sheds.popitem(last=False)
 
     def close_tick(self, now_ms: int) -> Meters:
-        """The meters since the last tick; new ones start with what is in use."""
+        """The meters since the last tick, `QUIET` if nothing happened; new ones start with what is in use."""
+        if not (self.in_flight or self._sheds) and self.meters == QUIET:
+            self._touched_at_ms = now_ms
+            self._tick += 1
+            return QUIET
         self._integrate(now_ms)
         closed = self.meters
         self.meters = Meters(

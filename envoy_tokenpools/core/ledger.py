@@ -233,9 +233,11 @@ class Ledger:
         owners = {lease.entitlement for lease in self._expired.values()}
         readings: dict[str, Meters] = {}
         for name, account in list(self._accounts.items()):
-            account.drain(now_ms)
             readings[name] = account.close_tick(now_ms)
-            if account.is_idle and name not in self._terms and name not in owners:
+            if name in self._terms or name in owners:
+                continue
+            account.drain(now_ms)
+            if account.is_idle:
                 self._apply(account, _withdrawn(account.terms), 0, now_ms)
                 del self._accounts[name]
         return elapsed_ms, readings

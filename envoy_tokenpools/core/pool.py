@@ -96,7 +96,7 @@ class Fairness(enum.Enum):
     """
     What counts as demanded where debt is kept, which is the paper's average of service gaps (equation 2) either way.
 
-    `ewma` counts every request once, in the tick in which it was first sent. `backlog` counts what was delivered and, in
+    `ewma` counts every request once, when it was first sent. `backlog` counts what was delivered and, in
     every tick anew, what was asked for and not: a closed-loop client that waits outside demands all the while.
     """
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from envoy_tokenpools.core.account import Meters
+from envoy_tokenpools.core.account import QUIET, Meters
 from envoy_tokenpools.core.admission import WHOLE_PPM, Terms, part
 from envoy_tokenpools.core.allocation import Allocation, Want, allocate
 from envoy_tokenpools.core.pool import (
@@ -45,6 +45,11 @@ class Standing:
     weight: float = 0.0
     demand: Resources = Resources.NONE
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether a tick in which nothing happens leaves it as it is."""
+        return self.debt == 0 and self.burst == 0 and self.demand == Resources.NONE
+
 
 @dataclass(frozen=True, slots=True)
 class Tick:
@@ -66,12 +71,15 @@ class Tick:
     degraded: bool
 
 
-_QUIET = Meters()
+_NEW = Standing()
+
+SMALLEST = 1e-6
+"""An average below this is over: it would never reach 0 by itself."""
 
 
 def first_tick(pool: Pool, usable: Resources, memory: Mapping[str, Standing] | None = None) -> Tick:
     """The terms before anything was asked for; `memory` brings debts and bursts back after a restart or reload."""
-    return _tick(pool, 0, usable, memory or {}, {}, elapsed_ms=0)
+    return _tick(pool, 0, usable, memory or {}, {}, {}, elapsed_ms=0)
 
 
 def next_tick(
@@ -82,7 +90,15 @@ def next_tick(
 
     Demand is the higher of the last two ticks', so that a tenant between two requests does not lose its share.
     """
-    return _tick(pool, previous.number + 1, usable, previous.standings, readings, elapsed_ms)
+    return _tick(
+        pool,
+        previous.number + 1,
+        usable,
+        previous.standings,
+        previous.terms,
+        readings,
+        elapsed_ms,
+    )
 
 
 def _tick(
@@ -90,6 +106,7 @@ def _tick(
     number: int,
     usable: Resources,
     before: Mapping[str, Standing],
+    terms_before: Mapping[str, Terms],
     readings: Mapping[str, Meters],
     elapsed_ms: int,
 ) -> Tick:
@@ -98,10 +115,10 @@ def _tick(
     standings: dict[str, Standing] = {}
     wants: list[Want] = []
     for entitlement in served:
-        last = before.get(entitlement.name, Standing())
+        last = before.get(entitlement.name, _NEW)
+        meters = readings.get(entitlement.name, QUIET)
         now = last
-        if elapsed_ms > 0:
-            meters = readings.get(entitlement.name, _QUIET)
+        if elapsed_ms > 0 and not (meters is QUIET and last.is_quiet):
             now = _advance(entitlement, pool, last, meters, elapsed_ms)
         standing_weight = weight(
             entitlement.service_class,
@@ -111,12 +128,14 @@ def _tick(
             debt=now.debt,
             gains=pool.gains,
         )
-        now = replace(now, weight=standing_weight)
+        if now.weight != standing_weight:
+            now = replace(now, weight=standing_weight)
         standings[entitlement.name] = now
-        wants.append(_want(entitlement, now, _higher(now.demand, last.demand)))
+        demand = now.demand if now is last else _higher(now.demand, last.demand)
+        wants.append(_want(entitlement, now, demand))
     allocation = allocate(usable, wants)
-    terms = [_terms(pool, e, standings[e.name], allocation) for e in served]
-    return Tick(number, usable, standings, _with_reach(terms, pool.capacity), allocation.degraded)
+    terms = _all_terms(pool, served, standings, allocation, terms_before)
+    return Tick(number, usable, standings, terms, allocation.degraded)
 
 
 def is_served(entitlement: Entitlement) -> bool:
@@ -150,7 +169,11 @@ def _advance(
         meters.peak_kv_bytes + max(0, meters.pending_kv_bytes),
         meters.peak_concurrency + max(0, meters.pending_concurrency),
     )
-    return Standing(debt=debt, burst=burst, demand=demand)
+    return Standing(debt=_over(debt), burst=_over(burst), demand=demand)
+
+
+def _over(average: float) -> float:
+    return average if abs(average) >= SMALLEST else 0.0
 
 
 def _want(entitlement: Entitlement, standing: Standing, demand: Resources) -> Want:
@@ -166,52 +189,71 @@ def _want(entitlement: Entitlement, standing: Standing, demand: Resources) -> Wa
     )
 
 
-def _with_reach(terms: Sequence[Terms], capacity: Resources) -> dict[str, Terms]:
-    """
-    By name, with what each could have if nobody else were there.
-
-    Of the whole capacity, also while some of it is lost: what fits then is refused for now, not for ever.
-    """
-    # Rounded up as the ledger does it: sequences once for all, KV bytes one by one.
-    kv_bytes = [part(each.guarantee.kv_bytes, each.withheld_ppm) for each in terms]
-    sequences_ppm = [each.guarantee.concurrency * each.withheld_ppm for each in terms]
-    all_kv_bytes, all_sequences_ppm = sum(kv_bytes), sum(sequences_ppm)
-    return {
-        each.entitlement: replace(
-            each,
-            reach=Resources(
-                capacity.tokens_per_second,
-                max(0, capacity.kv_bytes - (all_kv_bytes - own_kv_bytes)),
-                max(0, capacity.concurrency + (own_ppm - all_sequences_ppm) // WHOLE_PPM),
-            ),
-        )
-        for each, own_kv_bytes, own_ppm in zip(terms, kv_bytes, sequences_ppm, strict=True)
-    }
-
-
 def _class_now(entitlement: Entitlement) -> ServiceClass:
     """The class that an entitlement is served as: degraded, it lives from the surplus."""
     is_degraded = entitlement.state is EntitlementState.DEGRADED
     return ServiceClass.SPOT if is_degraded else entitlement.service_class
 
 
-def _terms(
-    pool: Pool, entitlement: Entitlement, standing: Standing, allocation: Allocation
-) -> Terms:
-    guarantee = allocation.guarantees.get(entitlement.name, Resources.NONE)
-    withheld_ppm = 0
-    if guarantee != Resources.NONE:
-        withheld_ppm = round(pool.headroom * WHOLE_PPM) if entitlement.lends else WHOLE_PPM
-    return Terms(
-        entitlement=entitlement.name,
-        weight=standing.weight,
-        guarantee=guarantee,
-        share=_higher(allocation.shares[entitlement.name], guarantee),
-        limits=entitlement.ceilings,
-        withheld_ppm=withheld_ppm,
-        rank=_class_now(entitlement).rank,
-        evictable=entitlement.reclaim is Reclaim.EVICT,
-    )
+def _all_terms(
+    pool: Pool,
+    served: Sequence[Entitlement],
+    standings: Mapping[str, Standing],
+    allocation: Allocation,
+    before: Mapping[str, Terms],
+) -> dict[str, Terms]:
+    """
+    The terms of everybody, by name; those that did not change are the same objects as before.
+
+    Each has its reach: what it could have if nobody else were there. That is of the whole capacity, also while some of
+    it is lost: what fits then is refused for now, not for ever.
+    """
+    guarantees = [allocation.guarantees.get(e.name, Resources.NONE) for e in served]
+    ppms = [_withheld_ppm(pool, e, each) for e, each in zip(served, guarantees, strict=True)]
+    # Rounded up as the ledger does it: sequences once for all, KV bytes one by one.
+    kv_bytes = [part(each.kv_bytes, ppm) for each, ppm in zip(guarantees, ppms, strict=True)]
+    sequences = [each.concurrency * ppm for each, ppm in zip(guarantees, ppms, strict=True)]
+    all_kv_bytes, all_sequences = sum(kv_bytes), sum(sequences)
+    terms: dict[str, Terms] = {}
+    for i, entitlement in enumerate(served):
+        name, share = entitlement.name, allocation.shares[entitlement.name]
+        if guarantees[i] is not Resources.NONE:
+            share = _higher(share, guarantees[i])
+        reach = Resources(
+            pool.capacity.tokens_per_second,
+            max(0, pool.capacity.kv_bytes - (all_kv_bytes - kv_bytes[i])),
+            max(0, pool.capacity.concurrency + (sequences[i] - all_sequences) // WHOLE_PPM),
+        )
+        weight_now, old = standings[name].weight, before.get(name)
+        if (
+            old is not None
+            and old.weight == weight_now
+            and old.share == share
+            and old.guarantee == guarantees[i]
+            and old.reach == reach
+            and old.withheld_ppm == ppms[i]
+        ):
+            terms[name] = old
+            continue
+        terms[name] = Terms(
+            entitlement=name,
+            weight=weight_now,
+            guarantee=guarantees[i],
+            share=share,
+            limits=entitlement.ceilings,
+            withheld_ppm=ppms[i],
+            rank=_class_now(entitlement).rank,
+            evictable=entitlement.reclaim is Reclaim.EVICT,
+            reach=reach,
+        )
+    return terms
+
+
+def _withheld_ppm(pool: Pool, entitlement: Entitlement, guarantee: Resources) -> int:
+    """Millionths of an idle guarantee that nobody else may use."""
+    if guarantee == Resources.NONE:
+        return 0
+    return round(pool.headroom * WHOLE_PPM) if entitlement.lends else WHOLE_PPM
 
 
 def _higher(one: Resources, other: Resources) -> Resources:
