@@ -24,7 +24,7 @@ class Resources:
     NONE: ClassVar["Resources"]
 
     def __post_init__(self) -> None:
-        if min(self.tokens_per_second, self.kv_bytes, self.concurrency) < 0:
+        if self.tokens_per_second < 0 or self.kv_bytes < 0 or self.concurrency < 0:
             raise ValueError(f"resources are never negative: {self}")
 
     def __add__(self, other: "Resources") -> "Resources":

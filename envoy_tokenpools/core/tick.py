@@ -13,6 +13,7 @@ from envoy_tokenpools.core.pool import (
     Entitlement,
     EntitlementState,
     Fairness,
+    Limits,
     Pool,
     Reclaim,
     ServiceClass,
@@ -72,6 +73,7 @@ class Tick:
 
 
 _NEW = Standing()
+_NO_LIMITS = Limits()
 
 SMALLEST = 1e-6
 """An average below this is over: it would never reach 0 by itself."""
@@ -257,6 +259,8 @@ def _withheld_ppm(pool: Pool, entitlement: Entitlement, guarantee: Resources) ->
 
 
 def _higher(one: Resources, other: Resources) -> Resources:
+    if other.within(one):
+        return one
     return Resources(
         max(one.tokens_per_second, other.tokens_per_second),
         max(one.kv_bytes, other.kv_bytes),
@@ -267,6 +271,8 @@ def _higher(one: Resources, other: Resources) -> Resources:
 def _cap(demand: Resources, entitlement: Entitlement) -> Resources:
     """Demand above an entitlement's own hard ceilings can never be served."""
     limits = entitlement.ceilings
+    if limits == _NO_LIMITS or demand == Resources.NONE:
+        return demand
     return Resources(
         _at_most(demand.tokens_per_second, limits.tokens_per_second),
         _at_most(demand.kv_bytes, limits.kv_bytes),
