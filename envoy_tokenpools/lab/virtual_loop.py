@@ -7,8 +7,9 @@ Sockets, subprocesses and signals do not exist on it.
 """
 
 import asyncio
+import heapq
 import math
-import selectors
+from collections import deque
 from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
@@ -21,48 +22,28 @@ class DeadlockError(TokenpoolsError):
     """Somebody waits for what can never happen: nothing is ready, and no timer is left."""
 
 
-class _Time(selectors.BaseSelector):
-    """Passes the time instead of watching files."""
-
-    def __init__(self) -> None:
-        self.now_us = 0
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        if timeout is None:
-            raise DeadlockError(
-                f"after {self.now_us / 1_000_000:g} s everybody waits, and nothing is left that could happen"
-            )
-        if timeout > 0:
-            self.now_us += math.ceil(timeout * 1_000_000)
-        return []
-
-    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:  # noqa: ANN401
-        raise NotImplementedError("there are no files in virtual time")
-
-    def unregister(self, fileobj: Any) -> selectors.SelectorKey:  # noqa: ANN401
-        raise NotImplementedError("there are no files in virtual time")
-
-    def get_map(self) -> Mapping[Any, selectors.SelectorKey]:
-        return {}
-
-
 class VirtualLoop(asyncio.BaseEventLoop):
     """The loop; `time()` starts at 0."""
 
+    # Where asyncio's loop keeps what is ready and what is due.
+    _ready: deque[asyncio.Handle]
+    _scheduled: list[asyncio.TimerHandle]
+    _stopping: bool
+
     def __init__(self) -> None:
         super().__init__()
-        self._selector = _Time()
+        self._now_us = 0
         self._unhandled: list[Mapping[str, Any]] = []
         self.set_exception_handler(lambda _, context: self._unhandled.append(context))
 
     @property
     def now_us(self) -> int:
         """Microseconds since the start."""
-        return self._selector.now_us
+        return self._now_us
 
     def time(self) -> float:
         """Seconds since the start."""
-        return self._selector.now_us / 1_000_000
+        return self._now_us / 1_000_000
 
     def run(self, main: Coroutine[Any, Any, _T]) -> _T:
         """
@@ -85,6 +66,33 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return result
 
     # What asyncio's loop asks of its kind.
+
+    def _run_once(self) -> None:
+        """Go to the next timer if nobody has anything to do; then run what is ready, but not what that makes ready."""
+        ready = self._ready
+        if not ready and not self._stopping:
+            self._advance()
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle.cancelled():
+                handle._run()  # noqa: SLF001  as every loop does
+
+    def _advance(self) -> None:
+        timers = self._scheduled
+        while timers and timers[0].cancelled():
+            heapq.heappop(timers)
+        if not timers:
+            raise DeadlockError(
+                f"after {self.time():g} s everybody waits, and nothing is left that could happen"
+            )
+        first = heapq.heappop(timers)
+        self._ready.append(first)
+        self._now_us = max(self._now_us, math.ceil(first.when() * 1_000_000))
+        while timers and timers[0].when() <= self.time():
+            self._ready.append(heapq.heappop(timers))
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """A cancelled timer is passed over when its time comes."""
 
     def _process_events(self, event_list: list[Any]) -> None:
         """No file ever has news."""
