@@ -36,7 +36,7 @@ EXIT_INTERRUPTED = 130
 def main(argv: list[str] | None = None) -> int:
     """Run the command in `argv` (the process's arguments if None); returns the exit status."""
     arguments = build_parser().parse_args(argv)
-    quiet = "warning" if arguments.run in (_demo, _experiment) else "info"
+    quiet = "warning" if arguments.run in (_demo, _experiment, _simulate) else "info"
     configure_logs(arguments.log_level or quiet)
     try:
         status: int = arguments.run(arguments)
@@ -150,6 +150,31 @@ def _experiment(arguments: argparse.Namespace) -> int:
         out=arguments.out,
     )
     return _run_loop(experiment(options, say=_say))
+
+
+def _simulate(arguments: argparse.Namespace) -> int:
+    from envoy_tokenpools.lab import simulate  # noqa: PLC0415  as above
+
+    if arguments.scenario is not None:
+        options = simulate.SimulateOptions(
+            arguments.scenario, arguments.run_named, arguments.json, arguments.plot
+        )
+        simulate.simulate_scenario(options, say=_say)
+        return 0
+    if arguments.config is None or arguments.trace is None:
+        _complain("name a SCENARIO, or --config with --trace")
+        return EXIT_FAILED
+    config = read_config(arguments.config, os.environ)
+    sizing = simulate.SizeOptions(
+        arguments.trace,
+        pool=arguments.pool,
+        slots=arguments.slots,
+        tokens_per_second=arguments.tokens_per_second,
+        prefill_tokens_per_second=arguments.prefill_tokens_per_second,
+        retries=arguments.retries,
+    )
+    simulate.simulate_trace(config, sizing)
+    return 0
 
 
 def _freeze() -> None:
@@ -301,6 +326,7 @@ def build_parser() -> argparse.ArgumentParser:
     demo.set_defaults(run=_demo)
 
     _add_experiment(commands)
+    _add_simulate(commands)
 
     run = commands.add_parser("run", help="the filter and a real Envoy in front of a backend")
     _add_config(run)
@@ -391,6 +417,34 @@ def _add_experiment(commands: "argparse._SubParsersAction[argparse.ArgumentParse
         "--out", type=Path, metavar="DIR", help="write a JSON file and a picture there"
     )
     parser.set_defaults(run=_experiment)
+
+
+def _add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "simulate", help="the same decisions in virtual time: a scenario, or a recorded traffic log"
+    )
+    parser.add_argument(
+        "scenario", nargs="?", metavar="SCENARIO",
+        help="protection, fair-share, mixed, day, or a YAML file",
+    )  # fmt: skip
+    parser.add_argument(
+        "--run", dest="run_named", action="append", default=[], metavar="NAME",
+        help="only this of its runs; may be repeated, default all",
+    )  # fmt: skip
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw a picture (PNG)")
+    sizing = parser.add_argument_group("sizing a pool by a traffic log, in place of SCENARIO")
+    sizing.add_argument("--config", type=Path, metavar="FILE", help="holds the pool")
+    sizing.add_argument("--trace", type=Path, metavar="FILE", help="JSON lines")
+    sizing.add_argument("--pool", metavar="NAME", help="where there are several")
+    sizing.add_argument("--slots", type=_count, metavar="N", help="default: the pool's concurrency")
+    sizing.add_argument(
+        "--tokens-per-second", type=_count, metavar="N",
+        help="that the backend generates; default: the pool's rate",
+    )  # fmt: skip
+    sizing.add_argument("--prefill-tokens-per-second", type=_count, default=8_000, metavar="N")
+    sizing.add_argument("--retries", type=int, default=0, metavar="N", help="of what was shed")
+    parser.set_defaults(run=_simulate)
 
 
 def _positive(text: str) -> float:

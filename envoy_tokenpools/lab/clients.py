@@ -67,6 +67,14 @@ class Seen:
     output_tokens: int = 0
 
 
+class Sink(Protocol):
+    """Takes attempts as they end: a list, or whatever counts them."""
+
+    def append(self, attempt: Attempt, /) -> None:
+        """Take one."""
+        ...
+
+
 class Line(Protocol):
     """Carries requests to whoever serves them."""
 
@@ -84,13 +92,13 @@ class Clients:
         scenario: who sends what.
         line: to whom.
         clock: the time of the run.
-        attempts: what became of each attempt, in the order of their end.
+        attempts: takes what became of each attempt, in the order of their end.
     """
 
     scenario: Scenario
     line: Line
     clock: Clock
-    attempts: list[Attempt] = field(default_factory=list)
+    attempts: Sink
     _started_us: int = 0
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
@@ -123,11 +131,29 @@ class Clients:
 
     async def _open_loop(self, arrivals: Iterable[Arrival]) -> None:
         rng = random.Random(f"{self.scenario.seed} retries")
-        async with asyncio.TaskGroup() as serving:
+        # Not a TaskGroup: it cancels in no order, and the same run must give the same record.
+        serving: dict[asyncio.Task[None], None] = {}
+        failures: list[BaseException] = []
+
+        def ended(task: asyncio.Task[None]) -> None:
+            del serving[task]
+            if not task.cancelled() and (failure := task.exception()) is not None:
+                failures.append(failure)
+
+        try:
             for arrival in arrivals:
                 await self._sleep_until(arrival.at_ms)
                 wish = self._wish(arrival.load, arrival.prompt_tokens, arrival.output_tokens)
-                serving.create_task(self._serve(wish, rng))
+                task = asyncio.create_task(self._serve(wish, rng))
+                serving[task] = None
+                task.add_done_callback(ended)
+                if failures:
+                    raise failures[0]
+            await asyncio.gather(*serving)
+        finally:
+            for task in serving:
+                task.cancel()
+            await asyncio.gather(*serving, return_exceptions=True)
 
     def _wish(self, load: Load, prompt_tokens: int, output_tokens: int) -> Wish:
         return Wish(load, next(self._numbers), prompt_tokens, output_tokens)

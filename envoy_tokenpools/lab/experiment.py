@@ -18,7 +18,7 @@ from envoy_tokenpools.lab.record import RunRecord, write_records
 from envoy_tokenpools.lab.scenario import Role, Scenario
 from envoy_tokenpools.lab.scenario_file import read_scenarios, runs_named, shipped_scenarios
 
-SHIPPED = ("protection", "fair-share", "mixed")
+SHIPPED = ("protection", "fair-share", "mixed", "day")
 
 PLAIN_WIDTH = 140
 """Columns where the output goes to a file or pipe, which has no width of its own."""
@@ -70,26 +70,47 @@ async def experiment(options: ExperimentOptions, *, say: Callable[[str], None]) 
     scenarios = _scenarios(options)
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PLAIN_WIDTH)
+    console = plain_or_terminal()
     records = await _run_all(scenarios, options, console, say)
     judgements = judge(scenarios, records)
     console.print(report(records, judgements))
     if options.out is not None:
         for path in _write(options.out, scenarios, records, judgements):
             say(f"written: {path}")
+    raise_unless_as_expected(judgements)
+
+
+def chosen_scenarios(name: str, runs: Sequence[str]) -> tuple[Scenario, ...]:
+    """
+    Runs of a scenario that is shipped, or in a file.
+
+    Raises:
+        ConfigError: there is none, or it has faults.
+    """
+    every = shipped_scenarios(name) if name in SHIPPED else read_scenarios(Path(name))
+    return runs_named(every, runs)
+
+
+def plain_or_terminal() -> Console:
+    """A console that is wide enough where the output goes to a file or pipe."""
+    console = Console()
+    return console if console.is_terminal else Console(width=PLAIN_WIDTH)
+
+
+def raise_unless_as_expected(judgements: Sequence[Judgement]) -> None:
+    """
+    Pass on what was found.
+
+    Raises:
+        ExperimentFailedError: a run that is shown failed a check, or one without admission passed all.
+    """
     wrong = [judgement.run for judgement in judgements if not judgement.as_expected]
     if wrong:
         raise ExperimentFailedError(f"not as it must be: {', '.join(wrong)}")
 
 
 def _scenarios(options: ExperimentOptions) -> tuple[Scenario, ...]:
-    if options.scenario in SHIPPED:
-        every = shipped_scenarios(options.scenario)
-    else:
-        every = read_scenarios(Path(options.scenario))
-    chosen = runs_named(every, options.runs)
+    chosen = chosen_scenarios(options.scenario, options.runs)
     if options.model is not None:
         chosen = tuple(scenario.asking_for(options.model) for scenario in chosen)
     if options.tokens_per_second is not None:

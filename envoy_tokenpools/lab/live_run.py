@@ -12,7 +12,7 @@ from envoy_tokenpools.lab.arrivals import Arrival, arrivals
 from envoy_tokenpools.lab.clients import Clients
 from envoy_tokenpools.lab.http_line import http_line
 from envoy_tokenpools.lab.live_backend import LiveBackend, existing, simulated
-from envoy_tokenpools.lab.record import RunRecord, Sample
+from envoy_tokenpools.lab.record import Attempt, RunRecord, Sample
 from envoy_tokenpools.lab.sampling import parties_of, sample_of
 from envoy_tokenpools.lab.scenario import Scenario
 from envoy_tokenpools.server import FilterServer, Listen
@@ -53,7 +53,8 @@ async def run_live(
         _filtered(scenario, backend) as both,
         http_line(scenario, both.url, clock) as line,
     ):
-        clients = Clients(scenario, line, clock)
+        attempts: list[Attempt] = []
+        clients = Clients(scenario, line, clock, attempts)
         watcher = _Watcher(scenario, both.filter, backend, clients, progress)
         beside = [
             asyncio.create_task(watcher.watch()),
@@ -77,7 +78,7 @@ async def run_live(
         duration_ms=scenario.duration_ms,
         slots=scenario.engine.slots,
         parties=parties_of(scenario),
-        attempts=clients.attempts,
+        attempts=attempts,
         samples=watcher.samples,
     )
 

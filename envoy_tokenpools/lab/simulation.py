@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 
 from envoy_tokenpools.gate.gate import Gate
 from envoy_tokenpools.lab.arrivals import Arrival, arrivals
-from envoy_tokenpools.lab.clients import Clients
-from envoy_tokenpools.lab.record import RunRecord, Sample
+from envoy_tokenpools.lab.clients import Clients, Sink
+from envoy_tokenpools.lab.record import Attempt, RunRecord, Sample
 from envoy_tokenpools.lab.sampling import parties_of, sample_of
 from envoy_tokenpools.lab.scenario import Scenario
 from envoy_tokenpools.lab.simulated_line import SimulatedLine
@@ -30,28 +30,45 @@ LONG_ROUND_S = 1.0
 """How often the house is looked after in a long run; nothing there is due more often."""
 
 
-def simulate(scenario: Scenario, *, trace: Iterable[Arrival] | None = None) -> RunRecord:
+def simulate(
+    scenario: Scenario, *, trace: Iterable[Arrival] | None = None, sink: Sink | None = None
+) -> RunRecord:
     """
     Run it, and record what its clients and the gate saw. The same scenario gives the same record.
 
     Args:
         scenario: what to run.
         trace: what open loops send, in order of time; drawn from the scenario if None.
+        sink: takes the attempts in place of the record, which then has none.
     """
+    attempts: list[Attempt] = []
     loop = VirtualLoop()
     try:
-        return loop.run(_run(scenario, trace, VirtualClock(loop)))
+        clock = VirtualClock(loop)
+        samples = loop.run(_run(scenario, trace, clock, attempts if sink is None else sink))
     finally:
         loop.close()
+    return RunRecord(
+        scenario=scenario.name,
+        run=scenario.run,
+        about=scenario.about,
+        enforced=scenario.enforces,
+        time_scale=scenario.time_scale,
+        duration_ms=scenario.duration_ms,
+        slots=scenario.engine.slots,
+        parties=parties_of(scenario),
+        attempts=attempts,
+        samples=samples,
+    )
 
 
 async def _run(
-    scenario: Scenario, trace: Iterable[Arrival] | None, clock: VirtualClock
-) -> RunRecord:
+    scenario: Scenario, trace: Iterable[Arrival] | None, clock: VirtualClock, sink: Sink
+) -> list[Sample]:
     gate = _gate(scenario, clock)
     await gate.house.start()
     engine = VirtualEngine(scenario.engine, clock)
-    clients = Clients(scenario, SimulatedLine(scenario, gate, engine, clock), clock)
+    clients = Clients(scenario, SimulatedLine(scenario, gate, engine, clock), clock, sink)
     samples: list[Sample] = []
     beside = [
         asyncio.create_task(_look_after(gate, scenario)),
@@ -66,18 +83,7 @@ async def _run(
         outcomes = await asyncio.gather(*beside, return_exceptions=True)
     await gate.close()
     _raise_first(outcomes)
-    return RunRecord(
-        scenario=scenario.name,
-        run=scenario.run,
-        about=scenario.about,
-        enforced=scenario.enforces,
-        time_scale=scenario.time_scale,
-        duration_ms=scenario.duration_ms,
-        slots=scenario.engine.slots,
-        parties=parties_of(scenario),
-        attempts=clients.attempts,
-        samples=samples,
-    )
+    return samples
 
 
 def _gate(scenario: Scenario, clock: VirtualClock) -> Gate:

@@ -7,15 +7,18 @@ Sockets, subprocesses and signals do not exist on it.
 """
 
 import asyncio
+import contextvars
 import heapq
+import itertools
 import math
 from collections import deque
-from collections.abc import Coroutine, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar, TypeVarTuple
 
 from envoy_tokenpools.errors import TokenpoolsError
 
 _T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
 
 
 class DeadlockError(TokenpoolsError):
@@ -27,12 +30,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     # Where asyncio's loop keeps what is ready and what is due.
     _ready: deque[asyncio.Handle]
-    _scheduled: list[asyncio.TimerHandle]
     _stopping: bool
 
     def __init__(self) -> None:
         super().__init__()
         self._now_us = 0
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._numbers = itertools.count()
         self._unhandled: list[Mapping[str, Any]] = []
         self.set_exception_handler(lambda _, context: self._unhandled.append(context))
 
@@ -65,6 +69,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
             raise RuntimeError(context["message"]) from context.get("exception")
         return result
 
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*_Ts], object],
+        *args: *_Ts,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """As every loop's; of those that are due at the same time, the first one that was asked for goes first."""
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._timers, (when, next(self._numbers), handle))
+        return handle
+
     # What asyncio's loop asks of its kind.
 
     def _run_once(self) -> None:
@@ -78,18 +94,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 handle._run()  # noqa: SLF001  as every loop does
 
     def _advance(self) -> None:
-        timers = self._scheduled
-        while timers and timers[0].cancelled():
+        timers = self._timers
+        while timers and timers[0][2].cancelled():
             heapq.heappop(timers)
         if not timers:
             raise DeadlockError(
                 f"after {self.time():g} s everybody waits, and nothing is left that could happen"
             )
-        first = heapq.heappop(timers)
+        when, _, first = heapq.heappop(timers)
         self._ready.append(first)
-        self._now_us = max(self._now_us, math.ceil(first.when() * 1_000_000))
-        while timers and timers[0].when() <= self.time():
-            self._ready.append(heapq.heappop(timers))
+        self._now_us = max(self._now_us, math.ceil(when * 1_000_000))
+        while timers and timers[0][0] <= self.time():
+            self._ready.append(heapq.heappop(timers)[2])
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """A cancelled timer is passed over when its time comes."""

@@ -1,4 +1,4 @@
-"""What debt brings about in the long run, simulated: even shares, no gain by sleeping or asking often, nobody starves."""
+"""What debt brings about, simulated: even shares, no gain by sleeping or asking often, nobody starves."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -67,10 +67,11 @@ async def attempts_of(
 ) -> list[Attempt]:
     """What became of everything that the scenario's clients sent."""
     clock = SystemClock()
+    attempts: list[Attempt] = []
     async with http_line(scenario, url, clock) as line:
-        clients = Clients(scenario, line, clock)
+        clients = Clients(scenario, line, clock, attempts)
         await clients.run(arrivals)
-    return clients.attempts
+    return attempts
 
 
 def ended(attempts: list[Attempt]) -> set[tuple[Result, str]]:
