@@ -41,6 +41,10 @@ class Evictions:
         else:
             self._evictable[lease.eviction_rank].pop(lease.lease_id, None)
 
+    def is_freeing(self, lease_id: str) -> bool:
+        """Whether a lease was told to end, and has not."""
+        return lease_id in self._freeing
+
     def take_back(self, *, sequences: int, kv_bytes: int) -> tuple[Lease, ...]:
         """
         The leases to end so that so much comes free; fewer where there are no more, none that would not help.

@@ -10,7 +10,7 @@ The rules, which every store must keep (the memory store is this class; Redis mi
 5. A refusal takes nothing.
 """
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -24,22 +24,22 @@ from envoy_tokenpools.core.admission import (
     Refusal,
     Settlement,
     Terms,
-    part,
 )
 from envoy_tokenpools.core.bucket import TokenBucket
 from envoy_tokenpools.core.evictions import Evictions
+from envoy_tokenpools.core.holds import HoldTime
 from envoy_tokenpools.core.judging import (
     beyond_share,
     fits,
     fits_share,
     own_refusal,
-    release_wait_ms,
     room_refusal,
     short_of_tokens,
     too_many_leases,
 )
 from envoy_tokenpools.core.refusals import RefusalLog
 from envoy_tokenpools.core.resources import Resources
+from envoy_tokenpools.core.withheld import Withheld
 
 MAX_LEASES_PER_ENTITLEMENT = 100_000
 """More than any pool runs at once. In shadow mode and without a concurrency limit nothing else bounds the memory."""
@@ -47,22 +47,8 @@ MAX_LEASES_PER_ENTITLEMENT = 100_000
 MAX_EXPIRED = 10_000
 """Expired leases remembered for a late settlement; older ones lose only the correction of their tokens."""
 
-DEFAULT_HOLD_MS = 1_000
-"""How long a lease is assumed to be held before any was settled, for Retry-After."""
-
-MAX_GUESSED_HOLD_MS = 10_000
-"""Reserved output is a maximum: what is guessed by it before any lease has ended is bounded."""
-
-HOLD_STEP = 0.1
-"""How far one settlement moves the average holding time."""
-
-MAX_REST_MS = 250
-REST_PART = 20
-"""
-What a guarantee gives back stays free for it for a moment: a twentieth of the mean holding time, up to `MAX_REST_MS`.
-
-Its next request is often on its way, and would have to evict, or wait for, whoever took the place in between.
-"""
+_NO_EXPIRY_MS = 1 << 52
+"""When nothing is held, nothing expires until then."""
 
 OVERCHARGE = 4
 """A settlement beyond this many times what the pool is said to process in the time is a broken report."""
@@ -96,14 +82,12 @@ class Ledger:
     _accounts: dict[str, Account] = field(default_factory=dict)
     _leases: dict[str, Lease] = field(default_factory=dict)
     _expired: OrderedDict[str, Lease] = field(default_factory=OrderedDict)
+    _no_expiry_before_ms: int = _NO_EXPIRY_MS
     _refusals: RefusalLog = field(default_factory=RefusalLog)
     _terms: Mapping[str, Terms] = field(default_factory=dict)
-    _withheld_tokens_per_second: int = 0
-    _withheld_sequences_ppm: int = 0
-    _withheld_kv_bytes: int = 0
+    _withheld: Withheld = field(default_factory=Withheld)
     _evictions: Evictions = field(default_factory=Evictions)
-    _rests: deque[tuple[int, Lease]] = field(default_factory=deque)
-    _hold_ms: float | None = None
+    _hold_time: HoldTime = field(default_factory=HoldTime)
     _tick_at_ms: int = 0
     _usable: Resources = Resources.NONE
 
@@ -157,11 +141,11 @@ class Ledger:
         )
         self._leases[lease.lease_id] = lease
         self._expired.pop(lease.lease_id, None)
+        self._no_expiry_before_ms = min(self._no_expiry_before_ms, lease.expires_at_ms)
         self._hold(account, lease, 1, now_ms)
         self._charge(account, lease, 0, claim.cost.tokens)
         account.count_admitted(claim.fingerprint, claim.cost)
-        if not account.meters.pending_concurrency:
-            self._refusals.forget(lease.entitlement)
+        self._refusals.admitted(lease.entitlement, claim.fingerprint, now_ms)
         return lease
 
     def reclaim(self, lease: Lease) -> tuple[Lease, ...]:
@@ -199,9 +183,10 @@ class Ledger:
         self._charge(account, lease, lease.cost.tokens, tokens)
         account.count_correction(tokens - lease.cost.tokens)
         if not late:
-            before_ms = held_ms if self._hold_ms is None else self._hold_ms
-            self._hold_ms = before_ms + HOLD_STEP * (held_ms - before_ms)
-            self._rest(account, lease, now_ms)
+            if not self._evictions.is_freeing(lease_id):  # else its end was not its own
+                self._hold_time.learn(held_ms)
+            if lease.within_guarantee:
+                self._withheld.rest(account, lease.cost, now_ms, self._hold_time.mean_ms or 0)
             self._hold(account, lease, -1, now_ms)
         return Settlement(lease, tokens, held_ms, late)
 
@@ -214,6 +199,8 @@ class Ledger:
 
     def sweep(self, now_ms: int) -> tuple[Lease, ...]:
         """Take back the leases whose owner is gone; their tokens stay charged as reserved."""
+        if self._no_expiry_before_ms > now_ms:
+            return ()
         expired = tuple(lease for lease in self._leases.values() if lease.expires_at_ms <= now_ms)
         for lease in expired:
             del self._leases[lease.lease_id]
@@ -221,6 +208,8 @@ class Ledger:
             self._expired[lease.lease_id] = lease
             if len(self._expired) > MAX_EXPIRED:
                 self._expired.popitem(last=False)
+        expiries = (lease.expires_at_ms for lease in self._leases.values())
+        self._no_expiry_before_ms = min(expiries, default=_NO_EXPIRY_MS)
         return expired
 
     def close_tick(self, now_ms: int) -> tuple[int, dict[str, Meters]]:
@@ -229,7 +218,7 @@ class Ledger:
         """
         elapsed_ms = now_ms - self._tick_at_ms
         self._tick_at_ms = now_ms
-        self._end_rests(now_ms)
+        self._withheld.end_rests(now_ms)
         owners = {lease.entitlement for lease in self._expired.values()}
         readings: dict[str, Meters] = {}
         for name, account in list(self._accounts.items()):
@@ -251,11 +240,11 @@ class Ledger:
         self._terms = terms
         for name, account in self._accounts.items():
             if name not in terms:
-                self._apply(account, _withdrawn(account.terms), window_ms, now_ms)
+                self._agree(account, _withdrawn(account.terms), window_ms, now_ms)
         for entitlement_terms in terms.values():
             account = self._open(entitlement_terms, window_ms, now_ms)
-            if account.terms is not entitlement_terms:
-                self._apply(account, entitlement_terms, window_ms, now_ms)
+            if account.terms is not entitlement_terms or account.share.window_ms != window_ms:
+                self._agree(account, entitlement_terms, window_ms, now_ms)
         self._set_usable(usable, window_ms, now_ms)
 
     def balance(self, entitlement: str, now_ms: int) -> Balance:
@@ -266,7 +255,7 @@ class Ledger:
             bucket = account.share if account.share.rate else self.tokens
         limit = account.terms.limits.concurrency
         if limit is None:
-            withheld = self._withheld_sequences(account)
+            withheld = self._withheld.sequences_from(account)
             limit = account.concurrency + max(
                 0, self._usable.concurrency - self.concurrency - withheld
             )
@@ -305,8 +294,8 @@ class Ledger:
     ) -> Refusal | None:
         """Rule 5: the free capacity, and those who were refused before with a better claim."""
         usable, terms = claim.usable, claim.terms
-        withheld_sequences = self._withheld_sequences(account)
-        withheld_kv_bytes = self._withheld_kv_bytes - account.withheld_kv_bytes
+        withheld_sequences = self._withheld.sequences_from(account)
+        withheld_kv_bytes = self._withheld.kv_bytes_from(account)
 
         def wait_ms() -> int:
             return self._pool_wait_ms(account.meters.pending_concurrency, now_ms)
@@ -336,6 +325,7 @@ class Ledger:
             self._refusals.add(
                 terms.entitlement,
                 terms.precedence,
+                claim.fingerprint,
                 inside_share=within_share,
                 retry_after_ms=refusal.retry_after_ms,
                 now_ms=now_ms,
@@ -344,35 +334,13 @@ class Ledger:
 
     def _pool_wait_ms(self, ahead: int, now_ms: int) -> int:
         """When a lease of the pool is expected to end for whoever has `ahead` others before it."""
-        return self._wait_ms(self._leases, ahead, now_ms)
+        return self._hold_time.wait_ms(self._leases, self._usable, ahead, now_ms)
 
     def _own_wait_ms(self, account: Account, now_ms: int, ahead: int | None = None) -> int:
         """The same of the entitlement's own leases; without `ahead`, behind those that it has waiting."""
         if ahead is None:
             ahead = account.meters.pending_concurrency
-        return self._wait_ms(account.leases, ahead, now_ms)
-
-    def _wait_ms(self, leases: Mapping[str, Lease], ahead: int, now_ms: int) -> int:
-        oldest = next(iter(leases.values()), None)
-        if oldest is None:
-            return release_wait_ms(self._hold_ms or DEFAULT_HOLD_MS, 0, 0, ahead)
-        oldest_ms = max(0, now_ms - oldest.admitted_at_ms)
-        hold_ms = self._hold_ms
-        if hold_ms is None:
-            hold_ms = max(DEFAULT_HOLD_MS, oldest_ms, self._guessed_hold_ms(oldest))
-        return release_wait_ms(hold_ms, len(leases), oldest_ms, ahead)
-
-    def _guessed_hold_ms(self, lease: Lease) -> int:
-        """How long a lease may be held, before any has ended: by its share of the pool's rate."""
-        usable = self._usable
-        rate = usable.tokens_per_second * lease.cost.concurrency
-        guess_ms = lease.cost.output_tokens * 1_000 * usable.concurrency // max(1, rate)
-        return min(MAX_GUESSED_HOLD_MS, guess_ms)
-
-    def _withheld_sequences(self, account: Account) -> int:
-        """What is withheld from `account` for the others, in whole sequences, rounded up once for all of them."""
-        withheld_ppm = self._withheld_sequences_ppm - account.withheld_sequences_ppm
-        return -(-withheld_ppm // WHOLE_PPM)
+        return self._hold_time.wait_ms(account.leases, self._usable, ahead, now_ms)
 
     def _most_tokens(self, lease: Lease, held_ms: int) -> int:
         """The most that a report of this lease is believed."""
@@ -391,7 +359,7 @@ class Ledger:
         else:
             account.leases.pop(lease.lease_id, None)
             self._evictions.remove(lease)
-        self._withhold_idle(account)
+        self._withheld.update(account)
 
     def _charge(self, account: Account, lease: Lease, charged: int, tokens: int) -> None:
         """Charge `tokens` in place of `charged` before."""
@@ -405,10 +373,10 @@ class Ledger:
 
     def _account(self, claim: Claim, now_ms: int) -> Account:
         account = self._open(claim.terms, claim.window_ms, now_ms)
-        if account.terms is not claim.terms:
-            self._apply(account, claim.terms, claim.window_ms, now_ms)
+        if account.terms is not claim.terms or account.share.window_ms != claim.window_ms:
+            self._agree(account, claim.terms, claim.window_ms, now_ms)
         self._set_usable(claim.usable, claim.window_ms, now_ms)
-        self._end_rests(now_ms)
+        self._withheld.end_rests(now_ms)
         account.drain(now_ms)
         return account
 
@@ -418,51 +386,25 @@ class Ledger:
             blank = replace(terms, guarantee=Resources.NONE)
             account = Account(blank, TokenBucket(0, window_ms, drained_at_ms=now_ms))
             self._accounts[terms.entitlement] = account
+            self._apply(account, terms, window_ms, now_ms)
         return account
 
+    def _agree(self, account: Account, terms: Terms, window_ms: int, now_ms: int) -> None:
+        """Put terms in force unless they are: most ticks change few."""
+        if account.share.window_ms == window_ms and account.terms == terms:
+            account.terms = terms  # the same object costs nothing next time
+        else:
+            self._apply(account, terms, window_ms, now_ms)
+
     def _apply(self, account: Account, terms: Terms, window_ms: int, now_ms: int) -> None:
-        for old_or_new, sign in ((account.terms, -1), (terms, 1)):
-            self._withheld_tokens_per_second += sign * part(
-                old_or_new.guarantee.tokens_per_second, old_or_new.withheld_ppm
-            )
+        self._withheld.replace_rate(account.terms, terms)
         account.set_rates(terms, window_ms, now_ms)
-        self._withhold_idle(account)
-
-    def _rest(self, account: Account, lease: Lease, now_ms: int) -> None:
-        """What a lending guarantee gives back stays free for it for a moment."""
-        if not lease.within_guarantee or account.terms.withheld_ppm == WHOLE_PPM:
-            return
-        rest_ms = min(MAX_REST_MS, int(self._hold_ms or 0) // REST_PART)
-        account.rest(lease.cost, 1)
-        self._rests.append((now_ms + rest_ms, lease))
-
-    def _end_rests(self, now_ms: int) -> None:
-        while self._rests and self._rests[0][0] <= now_ms:
-            _, lease = self._rests.popleft()
-            account = self._accounts[lease.entitlement]
-            account.rest(lease.cost, -1)
-            self._withhold_idle(account)
-
-    def _withhold_idle(self, account: Account) -> None:
-        guarantee, ppm = account.terms.guarantee, account.terms.withheld_ppm
-        withholds = ppm or account.resting_concurrency
-        if not withholds and account.withheld_sequences_ppm == 0 == account.withheld_kv_bytes:
-            return
-        sequences = max(0, guarantee.concurrency - account.concurrency)
-        sequences_ppm = max(
-            sequences * ppm, min(sequences, account.resting_concurrency) * WHOLE_PPM
-        )
-        idle_kv_bytes = max(0, guarantee.kv_bytes - account.kv_bytes)
-        kv_bytes = max(part(idle_kv_bytes, ppm), min(idle_kv_bytes, account.resting_kv_bytes))
-        self._withheld_sequences_ppm += sequences_ppm - account.withheld_sequences_ppm
-        self._withheld_kv_bytes += kv_bytes - account.withheld_kv_bytes
-        account.withheld_sequences_ppm = sequences_ppm
-        account.withheld_kv_bytes = kv_bytes
+        self._withheld.update(account)
 
     def _set_usable(self, usable: Resources, window_ms: int, now_ms: int) -> None:
         """What is withheld of the token rate is never in the bucket that everybody shares."""
         self._usable = usable
-        rate = max(0, usable.tokens_per_second - self._withheld_tokens_per_second)
+        rate = max(0, usable.tokens_per_second - self._withheld.tokens_per_second)
         self.tokens.set_rate(rate, window_ms, now_ms)
 
 

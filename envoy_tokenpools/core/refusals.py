@@ -21,6 +21,9 @@ RETURN_MS = 100
 MAX_SPAN_MS = 10_000
 """Whoever was told to stay away for longer blocks nobody meanwhile."""
 
+MAX_AWAY = 64
+"""Refused requests remembered per entitlement: one that is away is enough to block."""
+
 
 @dataclass(slots=True)
 class _Generation:
@@ -69,17 +72,19 @@ class RefusalLog:
     _current: _Generation = field(default_factory=_Generation)
     _last: _Generation = field(default_factory=_Generation)
     _since_ms: int = 0
+    _away: dict[str, dict[int, int]] = field(default_factory=dict)
 
     def add(
         self,
         entitlement: str,
         precedence: Precedence,
+        fingerprint: int,
         *,
         inside_share: bool,
         retry_after_ms: int,
         now_ms: int,
     ) -> None:
-        """`entitlement` was refused because the pool was contended, and told to come back in `retry_after_ms`."""
+        """A request was refused because the pool was contended, and told to come back in `retry_after_ms`."""
         self._age(now_ms)
         current = self._current
         if current.span_ms == 0 == self._last.span_ms:
@@ -88,12 +93,31 @@ class RefusalLog:
         away_ms = min(MAX_SPAN_MS, retry_after_ms * numerator // denominator + RETURN_MS)
         current.span_ms = max(current.span_ms, away_ms)
         current.add(entitlement, precedence, inside_share=inside_share)
+        away = self._away.setdefault(entitlement, {})
+        away.pop(fingerprint, None)  # in the order of the last refusals
+        away[fingerprint] = now_ms + away_ms
+        if len(away) > MAX_AWAY:
+            del away[next(iter(away))]
 
-    def forget(self, entitlement: str) -> None:
-        """All that `entitlement` was refused has been admitted."""
-        if self._current.span_ms or self._last.span_ms:
-            self._current.forget(entitlement)
-            self._last.forget(entitlement)
+    def admitted(self, entitlement: str, fingerprint: int, now_ms: int) -> None:
+        """
+        A request has what it wanted; its entitlement is forgotten when no other of its refused requests is away.
+
+        A fingerprint of 0 is unknown: who knows which of them was admitted.
+        """
+        away = self._away.get(entitlement)
+        if away is None:
+            return
+        if fingerprint:
+            away.pop(fingerprint, None)
+        while away:
+            oldest = next(iter(away))
+            if now_ms < away[oldest]:
+                return
+            del away[oldest]
+        del self._away[entitlement]
+        self._current.forget(entitlement)
+        self._last.forget(entitlement)
 
     def blocks(self, entitlement: str, precedence: Precedence, now_ms: int) -> bool:
         """

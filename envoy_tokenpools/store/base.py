@@ -16,6 +16,8 @@ The contract (one suite of tests runs on every store):
    before and have not ended. A lease that was named is held until it is settled or expires, is renewed like any other,
    and is the answer to its claim sent again. Where none can be named the claim is taken all the same. What is not
    enforced evicts nobody and is not evicted.
+   What a lending guarantee gives back stays free for it for a moment (`core.ledger`), so that its next request needs to
+   end nobody.
 8. Calls about the same lease id take effect in the order in which they were begun, whether or not the caller waited for
    the answer to the one before: a settlement begun after its claim, answered or cancelled, leaves nothing held.
 9. A settlement charges no more than is believed of one lease (`Ledger.settle`), and says what it charged.

@@ -393,3 +393,40 @@ def test_leases_of_an_entitlement_are_bounded_even_in_shadow_mode(
     assert (refusal.reason, refusal.available) == (Reason.CONCURRENCY_LIMIT, 0)
     ledger.settle("l0", 1, 0)
     assert admitted(take(ledger, "l4", 1, usable, enforce=False))
+
+
+def test_a_sweep_finds_what_is_due_however_leases_were_taken_and_renewed() -> None:
+    """In whatever order they expire; a sweep that has nothing to find may come at any time."""
+    ledger = Ledger()
+    for name, ttl_ms in (("late", 9_000), ("soon", 1_000), ("middle", 5_000)):
+        take(ledger, name, 1, amount(), ttl_ms=ttl_ms)
+    assert ledger.sweep(999) == ()
+    ledger.renew(["soon"], 7_000)
+    assert ledger.sweep(1_000) == ()
+    assert [lease.lease_id for lease in ledger.sweep(5_000)] == ["middle"]
+    take(ledger, "new", 1, amount(), ttl_ms=100, now_ms=5_000)
+    assert [lease.lease_id for lease in ledger.sweep(5_100)] == ["new"]
+    assert [lease.lease_id for lease in ledger.sweep(60_000)] == ["late", "soon"]
+    assert ledger.sweep(10**15) == ()
+
+
+def test_a_window_that_was_changed_is_in_force_though_the_terms_are_the_same() -> None:
+    """The bucket of a share is as deep as the window says, published or claimed."""
+    ledger, mine = Ledger(), terms(share=amount(100))
+    ledger.publish({"a": mine}, amount(), 1_000, 0)
+    assert ledger._accounts["a"].share.remaining == 100
+    ledger.publish({"a": mine}, amount(), 5_000, 0)
+    assert ledger._accounts["a"].share.remaining == 500
+    ledger.reserve(claim("l", cost(1), mine, amount(), window_ms=2_000), 0)
+    assert ledger._accounts["a"].share.remaining == 199
+
+
+def test_terms_that_are_equal_are_the_same() -> None:
+    """Another replica's tick says the same in other words: nothing is withheld twice, nor given up."""
+    ledger, part = Ledger(), amount(100, 2, 50)
+    gold = terms("gold", guarantee=part, share=part, withheld_ppm=1_000_000)
+    for each in (gold, replace(gold), replace(gold, weight=2.0), replace(gold)):
+        ledger.publish({"gold": each}, amount(1_000, 4, 200), 1_000, 0)
+        assert ledger.tokens.rate == 900
+        assert not admitted(take(ledger, "s", 1, amount(1_000, 4, 200), sequences=3))
+    assert ledger._accounts["gold"].terms.weight == 1.0

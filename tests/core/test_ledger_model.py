@@ -21,7 +21,7 @@ from envoy_tokenpools.core.account import Account, Meters
 from envoy_tokenpools.core.admission import WHOLE_PPM, Claim, Lease, Reason, Refusal
 from envoy_tokenpools.core.cost import Cost
 from envoy_tokenpools.core.ledger import InUse, Ledger
-from envoy_tokenpools.core.pool import Entitlement, Limits, Pool, ServiceClass
+from envoy_tokenpools.core.pool import Entitlement, Limits, Pool, Reclaim, ServiceClass
 from envoy_tokenpools.core.resources import Resources
 from envoy_tokenpools.core.tick import Tick, first_tick, next_tick
 from tests.support.pools import entitlement, pool
@@ -39,7 +39,7 @@ MEMBERS = {
         entitlement("elastic", ELASTIC, Resources(300, 3_000, 5), slo_target_ms=500),
         entitlement("limited", ELASTIC, Resources(50, 500, 1), limits=Limits(60, 4_000, 3)),
         entitlement("spot", SPOT),
-        entitlement("preemptible", PREEMPTIBLE),
+        replace(entitlement("preemptible", PREEMPTIBLE), reclaim=Reclaim.EVICT),
     )
 }
 
@@ -76,6 +76,8 @@ class LedgerModel(RuleBasedStateMachine):
         self.now_ms = 0
         self.model: dict[str, Live] = {}
         self.expired: set[str] = set()
+        self.told: set[str] = set()
+        self.evictable: set[str] = set()
         self.ends: Counter[str] = Counter()
         self.usable = CAPACITY
         self.pool: Pool = replace(pool(CAPACITY, *MEMBERS.values()), headroom=headroom)
@@ -129,11 +131,27 @@ class LedgerModel(RuleBasedStateMachine):
             assert outcome.retry_after_ms >= 1
             assert self.model or outcome.reason is not Reason.LOW_PRIORITY, "nobody to pass"
             if not self._fits_alone(name, cost):
+                for log in (refusals, self.ledger._refusals):
+                    log.blocks("nobody", (0, 0.0), self.now_ms)  # forgets what is over
                 assert self.ledger._refusals == refusals, "nobody waits for what can never be"
             return multiple()
         self.model[claim.lease_id] = Live(name, cost, outcome.expires_at_ms)
         self._check_admission(outcome)
+        if enforce and name == "preemptible":
+            self.evictable.add(claim.lease_id)
+        if enforce:
+            self._reclaim(outcome)
         return claim
+
+    @rule(target=leases, kv_bytes=st.sampled_from([0, 10, 700]))
+    def flood(self, kv_bytes: int) -> object:
+        """Preemptible requests take all that is free, and then a guarantee is claimed."""
+        what = Cost(prompt_tokens=1, output_tokens=0, kv_bytes=kv_bytes, concurrency=1)
+        names = ["preemptible"] * CAPACITY.concurrency + ["guaranteed", "guaranteed"]
+        claims = [
+            self.reserve(name, what, 20_000, 0, is_retry=False, enforce=True) for name in names
+        ]
+        return multiple(*(claim for claim in claims if isinstance(claim, Claim)))
 
     @rule(claim=leases)
     def replay(self, claim: Claim) -> None:
@@ -226,6 +244,14 @@ class LedgerModel(RuleBasedStateMachine):
             assert view.accounts.get(name, InUse()) == held
 
     @invariant()
+    def what_is_being_freed_is_what_was_told_to_end_and_has_not(self) -> None:
+        """Settled, expired or lost: its capacity counts once."""
+        freeing = [live.cost for name, live in self.model.items() if name in self.told]
+        evictions = self.ledger._evictions
+        assert evictions.freeing_concurrency == sum(cost.concurrency for cost in freeing)
+        assert evictions.freeing_kv_bytes == sum(cost.kv_bytes for cost in freeing)
+
+    @invariant()
     def nothing_is_negative(self) -> None:
         """No counter, no bucket."""
         for account in self.ledger._accounts.values():
@@ -249,9 +275,9 @@ class LedgerModel(RuleBasedStateMachine):
             sequences += account.withheld_sequences_ppm
             kv_bytes += account.withheld_kv_bytes
             tokens += _part(account.terms.guarantee.tokens_per_second, account)
-        assert self.ledger._withheld_sequences_ppm == sequences
-        assert self.ledger._withheld_kv_bytes == kv_bytes
-        assert self.ledger._withheld_tokens_per_second == tokens
+        assert self.ledger._withheld.sequences_ppm == sequences
+        assert self.ledger._withheld.kv_bytes == kv_bytes
+        assert self.ledger._withheld.tokens_per_second == tokens
         assert self.ledger.tokens.rate == max(0, self.usable.tokens_per_second - tokens)
 
     def teardown(self) -> None:
@@ -271,7 +297,7 @@ class LedgerModel(RuleBasedStateMachine):
             self.now_ms += DRAINED_MS
         for account in self.ledger._accounts.values():
             account.drain(self.now_ms)
-            self.ledger._end_rests(self.now_ms)
+            self.ledger._withheld.end_rests(self.now_ms)
             assert account.is_idle
             assert account.meters.peak_concurrency == 0
             assert account.share.used_milli == account.guarantee.used_milli == 0
@@ -281,6 +307,27 @@ class LedgerModel(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ parts
 
+    def _reclaim(self, lease: Lease) -> None:
+        """Whoever is told to end is told once, may be evicted, and is needed; enough are, if there are enough."""
+        ledger = self.ledger
+        freeing = ledger._evictions.freeing_concurrency, ledger._evictions.freeing_kv_bytes
+        sequences = ledger.concurrency - self.usable.concurrency - freeing[0]
+        kv_bytes = ledger.kv_bytes - self.usable.kv_bytes - freeing[1]
+        victims = ledger.reclaim(lease)
+        assert lease.within_guarantee or not victims
+        for victim in victims:
+            assert sequences > 0 or (kv_bytes > 0 and victim.cost.kv_bytes), "ended in vain"
+            assert victim.lease_id in self.model
+            assert victim.lease_id in self.evictable - self.told
+            self.told.add(victim.lease_id)
+            sequences -= victim.cost.concurrency
+            kv_bytes -= victim.cost.kv_bytes
+        left = [self.model[name].cost for name in self.evictable - self.told if name in self.model]
+        if lease.within_guarantee and left:
+            assert sequences <= 0
+            assert kv_bytes <= 0 or not any(cost.kv_bytes for cost in left)
+        assert ledger.reclaim(lease) == (), "told twice"
+
     def _check_admission(self, lease: Lease) -> None:
         account = self.ledger._accounts[lease.entitlement]
         terms = account.terms
@@ -288,9 +335,9 @@ class LedgerModel(RuleBasedStateMachine):
             assert account.concurrency <= terms.guarantee.concurrency
             assert account.kv_bytes <= terms.guarantee.kv_bytes
         elif lease.shadowed is None:
-            others = self.ledger._withheld_sequences(account)
+            others = self.ledger._withheld.sequences_from(account)
             assert self.ledger.concurrency + others <= self.usable.concurrency
-            others = self.ledger._withheld_kv_bytes - account.withheld_kv_bytes
+            others = self.ledger._withheld.kv_bytes_from(account)
             assert self.ledger.kv_bytes + others <= self.usable.kv_bytes
         if lease.shadowed is None:
             limits = terms.limits
@@ -300,8 +347,8 @@ class LedgerModel(RuleBasedStateMachine):
     def _fits_alone(self, name: str, cost: Cost) -> bool:
         """Whether the pool has the room while all others leave of it what they do not withhold."""
         account = self.ledger._accounts[name]
-        others = self.ledger._withheld_sequences(account)
-        others_kv_bytes = self.ledger._withheld_kv_bytes - account.withheld_kv_bytes
+        others = self.ledger._withheld.sequences_from(account)
+        others_kv_bytes = self.ledger._withheld.kv_bytes_from(account)
         return (
             cost.concurrency <= self.usable.concurrency - others
             and cost.kv_bytes <= self.usable.kv_bytes - others_kv_bytes

@@ -43,6 +43,27 @@ def test_whoever_was_refused_and_then_admitted_blocks_nobody() -> None:
     assert admitted(take(ledger, "b", 1, usable, whose=BATCH, now_ms=10))
 
 
+def test_who_still_waits_inside_its_share_is_not_passed_because_another_of_it_was_served() -> None:
+    """Two were refused inside their share and a tick has passed since: the second is still wanted."""
+    ledger, usable = Ledger(), amount(sequences=4)
+    small = terms("small", share=amount(sequences=3))
+    for number in range(4):
+        take(ledger, f"held{number}", 1, usable, whose=CRITICAL)
+    wanted = [claim(f"s{number}", cost(), small, usable, fingerprint=number) for number in (1, 2)]
+    for one in wanted:
+        refused(ledger.reserve(one, 0))
+    ledger.close_tick(100)
+    ledger.settle("held0", 1, 100)
+    assert admitted(ledger.reserve(wanted[0], 100))
+    ledger.settle("held1", 1, 200)
+    assert refused(take(ledger, "c", 1, usable, whose=CRITICAL, now_ms=200)).reason is (
+        Reason.LOW_PRIORITY
+    )
+    assert admitted(ledger.reserve(wanted[1], 300))
+    ledger.settle("held2", 1, 300)
+    assert admitted(take(ledger, "c", 1, usable, whose=CRITICAL, now_ms=300))
+
+
 def test_nobody_beyond_its_share_passes_one_who_was_refused_inside_its_own() -> None:
     """Even a heavier one; whoever is inside its share passes."""
     ledger, usable = Ledger(), amount(sequences=4)

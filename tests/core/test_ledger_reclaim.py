@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from envoy_tokenpools.core.admission import Lease, Terms
-from envoy_tokenpools.core.ledger import MAX_REST_MS, Ledger
+from envoy_tokenpools.core.ledger import Ledger
+from envoy_tokenpools.core.withheld import MAX_REST_MS
 from tests.support.pools import amount, claim, cost, refused, take, terms
 
 FULL = amount(sequences=4)

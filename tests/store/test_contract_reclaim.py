@@ -9,6 +9,7 @@ import pytest
 from envoy_tokenpools.core.admission import Claim, Lease, Terms
 from envoy_tokenpools.core.ledger import InUse
 from envoy_tokenpools.core.resources import Resources
+from envoy_tokenpools.core.tick import Tick
 from tests.store.books import Books
 from tests.support.pools import amount, claim, cost, terms
 
@@ -157,6 +158,39 @@ async def test_claims_at_the_same_time_end_one_each(books: Books) -> None:
     await fill(books, BATCH, BATCH, BATCH, BATCH)
     told = await asyncio.gather(*(arrive(books, small(f"g{number}", GOLD)) for number in range(3)))
     assert sorted(name for names in told for name in names) == ["batch-1", "batch-2", "batch-3"]
+
+
+async def test_what_a_guarantee_gives_back_is_free_for_it_for_a_moment(books: Books) -> None:
+    """A twentieth of the mean holding time, at most a quarter of a second; for itself at once."""
+    one = amount(sequences=1)
+    await arrive(books, claim("g0", cost(), GOLD, one))
+    await books.pass_ms(60_000)
+    await books.settle("g0", 1)
+    await books.refuse(claim("s0", cost(), SPOT, one))
+    await books.take(claim("g1", cost(), GOLD, one))
+    await books.settle("g1", 1)
+    await books.pass_ms(249)
+    await books.refuse(claim("s1", cost(), SPOT, one))
+    await books.pass_ms(1)
+    await books.take(claim("s2", cost(), SPOT, one))
+
+
+async def test_headroom_is_rounded_up_once(books: Books) -> None:
+    """A tenth of 41 idle sequences, each of another, is five; what the asker withholds is not in its own way."""
+    each = amount(1, sequences=1, kv_bytes=0)
+    granted = {
+        name: terms(name, guarantee=each, share=each, withheld_ppm=100_000)
+        for name in (f"g{number}" for number in range(41))
+    }
+    usable = amount(sequences=60)
+    tick = Tick(1, usable, {}, granted, degraded=False)
+    await books.store.publish(books.pool, tick, 1_000)
+    for whose, free in ((SPOT, 55), (granted["g0"], 56)):
+        refusal = await books.refuse(claim("more", cost(1, free + 1), whose, usable))
+        assert refusal.available == free
+        await books.take(claim("all", cost(1, free), whose, usable))
+        await books.settle("all", 1)
+        await books.pass_ms(1_000)
 
 
 # 8. In the order in which they were begun
