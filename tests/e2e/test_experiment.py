@@ -1,5 +1,7 @@
 """The protection experiment on a real Envoy, heavily shortened, with its negative control."""
 
+import asyncio
+import statistics
 from pathlib import Path
 
 import pytest
@@ -7,10 +9,12 @@ import pytest
 from envoy_tokenpools.cli import main
 from envoy_tokenpools.lab.checks import judge
 from envoy_tokenpools.lab.live_run import run_live
-from envoy_tokenpools.lab.record import Result, read_records
+from envoy_tokenpools.lab.record import Result, RunRecord, read_records
 from envoy_tokenpools.lab.scenario_file import runs_named, shipped_scenarios
+from envoy_tokenpools.lab.simulation import simulate
 
 TIME_SCALE = 0.08
+AGREEMENT_SCALE = 0.1
 FLOOD = "first token of guaranteed, P99, 30 to 60 s"
 
 
@@ -31,6 +35,39 @@ async def test_protection_holds_with_admission_and_fails_without() -> None:
     assert not any(one.result is Result.FAILED for one in protected.attempts)
     assert max(one.queued or 0 for one in flooded.samples) == 6
     assert all(one.result in (Result.COMPLETED, Result.CUT) for one in flooded.attempts)
+
+
+def share(record: RunRecord, entitlement: str, *results: Result) -> float:
+    """Of the attempts of an entitlement."""
+    attempts = list(record.of(entitlement))
+    return sum(one.result in results for one in attempts) / len(attempts)
+
+
+def median_wait_ms(record: RunRecord, entitlement: str) -> float:
+    """From when a request was first wanted to its first token, in the time as written."""
+    waits = [
+        (one.first_token_ms - one.wanted_ms) / record.time_scale
+        for one in record.of(entitlement)
+        if one.first_token_ms is not None
+    ]
+    return statistics.median(waits)
+
+
+async def test_the_simulator_and_a_real_envoy_agree() -> None:
+    """The same scenario: shed shares within a tenth, as much served within a tenth, waits of the same order."""
+    (scenario,) = runs_named(shipped_scenarios("fair-share"), ["with"])
+    shortened = scenario.scaled(AGREEMENT_SCALE)
+    real = await run_live(shortened)
+    simulated = await asyncio.to_thread(simulate, shortened)
+    served = {}
+    for record in (real, simulated):
+        served[record is real] = sum(one.result is Result.COMPLETED for one in record.attempts)
+    assert served[True] == pytest.approx(served[False], rel=0.1)
+    for entitlement in scenario.pool.entitlements:
+        shed = [share(record, entitlement, Result.SHED) for record in (real, simulated)]
+        assert shed[0] == pytest.approx(shed[1], abs=0.1), entitlement
+        waits = [median_wait_ms(record, entitlement) for record in (real, simulated)]
+        assert 1 / 3 < waits[0] / waits[1] < 3, entitlement
 
 
 def test_the_command_writes_its_files_and_tells_failure(
