@@ -4,7 +4,7 @@ The policy that runs once per tick: from what was demanded and delivered to debt
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from envoy_tokenpools.core.account import QUIET, Meters
 from envoy_tokenpools.core.admission import WHOLE_PPM, Terms, part
@@ -119,19 +119,20 @@ def _tick(
     for entitlement in served:
         last = before.get(entitlement.name, _NEW)
         meters = readings.get(entitlement.name, QUIET)
-        now = last
+        debt, burst, asked = last.debt, last.burst, last.demand
         if elapsed_ms > 0 and not (meters is QUIET and last.is_quiet):
-            now = _advance(entitlement, pool, last, meters, elapsed_ms)
-        standing_weight = weight(
+            debt, burst, asked = _advance(entitlement, pool, last, meters, elapsed_ms)
+        weight_now = weight(
             entitlement.service_class,
             slo_target_ms=entitlement.slo_target_ms,
             mean_slo_ms=mean_slo,
-            burst=now.burst,
-            debt=now.debt,
+            burst=burst,
+            debt=debt,
             gains=pool.gains,
         )
-        if now.weight != standing_weight:
-            now = replace(now, weight=standing_weight)
+        now = last
+        if asked is not last.demand or weight_now != last.weight:
+            now = Standing(debt, burst, weight_now, asked)
         standings[entitlement.name] = now
         demand = now.demand if now is last else _higher(now.demand, last.demand)
         wants.append(_want(entitlement, now, demand))
@@ -147,7 +148,7 @@ def is_served(entitlement: Entitlement) -> bool:
 
 def _advance(
     entitlement: Entitlement, pool: Pool, last: Standing, meters: Meters, elapsed_ms: int
-) -> Standing:
+) -> tuple[float, float, Resources]:
     """Debt, burst and demand after `elapsed_ms` with these meters."""
     gamma = pool.gains.gamma
     delivered = max(0, meters.delivered_tokens) * 1_000 / elapsed_ms
@@ -171,7 +172,7 @@ def _advance(
         meters.peak_kv_bytes + max(0, meters.pending_kv_bytes),
         meters.peak_concurrency + max(0, meters.pending_concurrency),
     )
-    return Standing(debt=_over(debt), burst=_over(burst), demand=demand)
+    return _over(debt), _over(burst), demand
 
 
 def _over(average: float) -> float:

@@ -28,7 +28,7 @@ class Result(enum.Enum):
     CUT = "cut"
 
 
-class Attempt(msgspec.Struct, frozen=True):
+class Attempt(msgspec.Struct, frozen=True, gc=False):
     """
     One HTTP request, as its client saw it.
 
