@@ -25,8 +25,9 @@ async def overdrawn(desk: Filter, tokens: int) -> None:
     [
         (1_000, 20, "1", "200"),
         (4_300, 1_000, "43", "43000"),
-        (360_000, 1_000, "120", "120000"),
-        (2**53, 1_000, "120", "120000"),
+        # What the pool cannot have processed is not believed: beyond 1,000 reserved, four windows of 1,000.
+        (360_000, 1_000, "50", "50000"),
+        (2**53, 1_000, "50", "50000"),
     ],
     ids=["0.2 s", "43 s", "an hour", "for ever"],
 )

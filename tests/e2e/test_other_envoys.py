@@ -203,6 +203,7 @@ async def test_a_decision_that_comes_too_late_holds_nothing(
     async with altered_envoy(beside(rig, message_timeout_ms=200), as_usual) as envoy:
         with monkeypatch.context() as patch:
             patch.setattr(gate, "_store", slow)
+            patch.setattr(gate._reservations, "_store", slow)
             url = f"http://127.0.0.1:{envoy.listen_port}{CHAT}"
             answer = await rig.client.post(
                 url, content=ONE, headers={"authorization": "Bearer key"}
