@@ -13,7 +13,7 @@ from envoy_tokenpools.lab.clients import Clients
 from envoy_tokenpools.lab.http_line import http_line
 from envoy_tokenpools.lab.live_backend import LiveBackend, existing, simulated
 from envoy_tokenpools.lab.record import Attempt, RunRecord, Sample
-from envoy_tokenpools.lab.sampling import parties_of, sample_of
+from envoy_tokenpools.lab.sampling import record_of, sample_of
 from envoy_tokenpools.lab.scenario import Scenario
 from envoy_tokenpools.server import FilterServer, Listen
 from envoy_tokenpools.standalone import Standalone
@@ -69,18 +69,7 @@ async def run_live(
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
-    return RunRecord(
-        scenario=scenario.name,
-        run=scenario.run,
-        about=scenario.about,
-        enforced=scenario.enforces,
-        time_scale=scenario.time_scale,
-        duration_ms=scenario.duration_ms,
-        slots=scenario.engine.slots,
-        parties=parties_of(scenario),
-        attempts=attempts,
-        samples=watcher.samples,
-    )
+    return record_of(scenario, attempts, watcher.samples)
 
 
 @contextlib.asynccontextmanager

@@ -2,7 +2,7 @@
 What a record takes from a scenario and from a pool's report. Pure, for whoever runs it.
 """
 
-from envoy_tokenpools.lab.record import Party, Sample, Standing
+from envoy_tokenpools.lab.record import Attempt, Party, RunRecord, Sample, Standing
 from envoy_tokenpools.lab.scenario import Scenario
 from envoy_tokenpools.observer import PoolReport
 
@@ -13,6 +13,22 @@ def parties_of(scenario: Scenario) -> dict[str, Party]:
         name: Party(one.service_class, one.slo_target_ms, one.baseline.concurrency)
         for name, one in scenario.pool.entitlements.items()
     }
+
+
+def record_of(scenario: Scenario, attempts: list[Attempt], samples: list[Sample]) -> RunRecord:
+    """The record of a run that has ended."""
+    return RunRecord(
+        scenario=scenario.name,
+        run=scenario.run,
+        about=scenario.about,
+        enforced=scenario.enforces,
+        time_scale=scenario.time_scale,
+        duration_ms=scenario.duration_ms,
+        slots=scenario.engine.slots,
+        parties=parties_of(scenario),
+        attempts=attempts,
+        samples=samples,
+    )
 
 
 def sample_of(

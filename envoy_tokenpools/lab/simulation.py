@@ -15,7 +15,7 @@ from envoy_tokenpools.gate.gate import Gate
 from envoy_tokenpools.lab.arrivals import Arrival, arrivals
 from envoy_tokenpools.lab.clients import Clients, Sink
 from envoy_tokenpools.lab.record import Attempt, RunRecord, Sample
-from envoy_tokenpools.lab.sampling import parties_of, sample_of
+from envoy_tokenpools.lab.sampling import record_of, sample_of
 from envoy_tokenpools.lab.scenario import Scenario
 from envoy_tokenpools.lab.simulated_line import SimulatedLine
 from envoy_tokenpools.lab.virtual_engine import VirtualEngine
@@ -59,18 +59,7 @@ def simulate(
     finally:
         gc.set_threshold(*thresholds)
         loop.close()
-    return RunRecord(
-        scenario=scenario.name,
-        run=scenario.run,
-        about=scenario.about,
-        enforced=scenario.enforces,
-        time_scale=scenario.time_scale,
-        duration_ms=scenario.duration_ms,
-        slots=scenario.engine.slots,
-        parties=parties_of(scenario),
-        attempts=attempts,
-        samples=samples,
-    )
+    return record_of(scenario, attempts, samples)
 
 
 async def _run(
