@@ -90,6 +90,7 @@ class Ledger:
     _hold_time: HoldTime = field(default_factory=HoldTime)
     _tick_at_ms: int = 0
     _usable: Resources = Resources.NONE
+    _best_rate: int = 0
 
     @classmethod
     def opened_at(cls, now_ms: int) -> "Ledger":
@@ -147,6 +148,10 @@ class Ledger:
         account.count_admitted(claim.fingerprint, claim.cost)
         self._refusals.admitted(lease.entitlement, claim.fingerprint, now_ms)
         return lease
+
+    def holds(self, lease_id: str) -> bool:
+        """Whether a lease is held under this id: its claim is being sent again."""
+        return lease_id in self._leases
 
     def reclaim(self, lease: Lease) -> tuple[Lease, ...]:
         """
@@ -343,8 +348,8 @@ class Ledger:
         return self._hold_time.wait_ms(account.leases, self._usable, ahead, now_ms)
 
     def _most_tokens(self, lease: Lease, held_ms: int) -> int:
-        """The most that a report of this lease is believed."""
-        in_time = self._usable.tokens_per_second * (held_ms + self.tokens.window_ms) // 1_000
+        """The most that a report of this lease is believed; by the best rate that was, for it may be lost by now."""
+        in_time = self._best_rate * (held_ms + self.tokens.window_ms) // 1_000
         return lease.cost.tokens + OVERCHARGE * in_time
 
     # ------------------------------------------------------------------ booking
@@ -404,6 +409,7 @@ class Ledger:
     def _set_usable(self, usable: Resources, window_ms: int, now_ms: int) -> None:
         """What is withheld of the token rate is never in the bucket that everybody shares."""
         self._usable = usable
+        self._best_rate = max(self._best_rate, usable.tokens_per_second)
         rate = max(0, usable.tokens_per_second - self._withheld.tokens_per_second)
         self.tokens.set_rate(rate, window_ms, now_ms)
 

@@ -24,10 +24,11 @@ class MemoryStore:
         """See `Store.reserve`."""
         ledger = self._ledger(pool)
         now_ms = self._clock.now_ms()
+        is_sent_again = ledger.holds(claim.lease_id)
         outcome = ledger.reserve(claim, now_ms)
         balance = ledger.balance(claim.terms.entitlement, now_ms)
         evicted: tuple[str, ...] = ()
-        if isinstance(outcome, Lease) and claim.enforce:
+        if isinstance(outcome, Lease) and claim.enforce and not is_sent_again:
             evicted = tuple(lease.lease_id for lease in ledger.reclaim(outcome))
         return Reply(outcome, balance, evicted)
 

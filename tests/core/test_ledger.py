@@ -335,6 +335,16 @@ def test_before_anything_ended_the_oldest_tells_how_long_leases_are_held() -> No
     assert refused(take(ledger, "x", 1, usable, now_ms=20_000)).retry_after_ms == 5_000
 
 
+def test_a_true_report_is_believed_though_the_pool_was_lost_meanwhile() -> None:
+    """By the rate at which it was served."""
+    ledger = Ledger()
+    take(ledger, "a", 100, amount(240, sequences=4), now_ms=0)
+    ledger.publish({}, Resources(0, 0, 0), 1_000, 500)
+    settlement = ledger.settle("a", 900, 1_000)
+    assert settlement is not None
+    assert settlement.charged_tokens == 900
+
+
 def test_a_report_beyond_belief_is_not_believed() -> None:
     """2**53 tokens would block the entitlement for good."""
     ledger, usable = Ledger(), amount(1_000, sequences=4)

@@ -153,6 +153,17 @@ async def test_a_claim_sent_again_ends_nobody_else(books: Books) -> None:
     assert await arrive(books, small("g", GOLD)) == ()
 
 
+async def test_a_claim_sent_again_ends_nobody_though_capacity_was_lost_meanwhile(
+    books: Books,
+) -> None:
+    """It asked for nothing new; the next one that does finds what is short."""
+    await fill(books, BATCH, BATCH, BATCH)
+    sent = small("g", GOLD)
+    assert await arrive(books, sent) == ()
+    lost = replace(sent, usable=replace(sent.usable, concurrency=2))
+    assert await arrive(books, lost) == ()
+
+
 async def test_claims_at_the_same_time_end_one_each(books: Books) -> None:
     """However they meet, nobody is told twice."""
     await fill(books, BATCH, BATCH, BATCH, BATCH)
