@@ -71,10 +71,6 @@ class WaitingRoom:
         """How many wait."""
         return len(self._waiters)
 
-    def count(self, entitlement: str) -> int:
-        """How many of `entitlement` wait."""
-        return sum(waiter.entitlement == entitlement for waiter in self._waiters)
-
     def counts(self) -> Mapping[str, int]:
         """How many wait, by entitlement."""
         counts: dict[str, int] = {}
