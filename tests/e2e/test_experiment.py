@@ -43,11 +43,16 @@ def shed_share(record: RunRecord) -> float:
 
 
 def median_wait_ms(record: RunRecord, entitlement: str) -> float:
-    """From when a request was first wanted to its first token, in the time as written."""
+    """
+    To the first token of the attempts that were admitted, in the time as written.
+
+    From the first attempt it would jump with the seed: between requests that were served at once and those that came
+    back.
+    """
     waits = [
-        (one.first_token_ms - one.wanted_ms) / record.time_scale
+        one.first_token_wait_ms / record.time_scale
         for one in record.of(entitlement)
-        if one.first_token_ms is not None
+        if one.first_token_wait_ms is not None
     ]
     return statistics.median(waits)
 
@@ -65,8 +70,7 @@ async def test_the_simulator_and_a_real_envoy_agree() -> None:
     assert shed_share(real) == pytest.approx(shed_share(simulated), abs=0.1)
     for entitlement in scenario.pool.entitlements:
         waits = [median_wait_ms(record, entitlement) for record in (real, simulated)]
-        # Of few requests, a median jumps between those that were served at once and those that came back.
-        assert 0.1 < waits[0] / waits[1] < 10, entitlement
+        assert 1 / 3 < waits[0] / waits[1] < 3, entitlement
 
 
 def test_the_command_writes_its_files_and_tells_failure(
