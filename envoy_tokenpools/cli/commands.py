@@ -127,7 +127,7 @@ def experiment(arguments: argparse.Namespace) -> int:
 
 def simulate(arguments: argparse.Namespace) -> int:
     """Run a scenario, or replay a traffic log, in virtual time."""
-    from envoy_tokenpools.lab import simulate  # noqa: PLC0415  as above
+    from envoy_tokenpools.lab import simulate, sizing  # noqa: PLC0415  as above
 
     if arguments.scenario is not None:
         options = simulate.SimulateOptions(
@@ -138,16 +138,16 @@ def simulate(arguments: argparse.Namespace) -> int:
     if arguments.config is None or arguments.trace is None:
         complain("name a SCENARIO, or --config with --trace")
         return EXIT_FAILED
-    config = read_config(arguments.config, os.environ)
-    sizing = simulate.SizeOptions(
+    sized = sizing.size(
+        read_config(arguments.config, os.environ),
         arguments.trace,
-        pool=arguments.pool,
+        pool_name=arguments.pool,
         slots=arguments.slots,
         tokens_per_second=arguments.tokens_per_second,
         prefill_tokens_per_second=arguments.prefill_tokens_per_second,
         retries=arguments.retries,
     )
-    simulate.simulate_trace(config, sizing)
+    simulate.show_sizing(sized)
     return 0
 
 

@@ -151,7 +151,7 @@ def _add_simulate(subcommands: "argparse._SubParsersAction[argparse.ArgumentPars
         "--tokens-per-second", type=_count, metavar="N",
         help="that the backend generates; default: the pool's rate",
     )  # fmt: skip
-    sizing.add_argument("--prefill-tokens-per-second", type=_count, default=8_000, metavar="N")
+    sizing.add_argument("--prefill-tokens-per-second", type=_count, metavar="N")
     sizing.add_argument("--retries", type=int, default=0, metavar="N", help="of what was shed")
     parser.set_defaults(run=commands.simulate)
 

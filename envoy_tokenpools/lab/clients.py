@@ -16,6 +16,7 @@ from envoy_tokenpools.lab.arrivals import Arrival
 from envoy_tokenpools.lab.calling import FAILURE_PAUSE_MS, retry_wait_ms
 from envoy_tokenpools.lab.record import Attempt, Result
 from envoy_tokenpools.lab.scenario import Load, Scenario
+from envoy_tokenpools.lab.tasks import cancel_all
 
 _TIMER_MS = 1
 """Timers may be early by so much, and who arrives early is of another phase."""
@@ -151,9 +152,7 @@ class Clients:
                     raise failures[0]
             await asyncio.gather(*serving)
         finally:
-            for task in serving:
-                task.cancel()
-            await asyncio.gather(*serving, return_exceptions=True)
+            await cancel_all(serving)
 
     def _wish(self, load: Load, prompt_tokens: int, output_tokens: int) -> Wish:
         return Wish(load, next(self._numbers), prompt_tokens, output_tokens)
@@ -170,9 +169,8 @@ class Clients:
             if load.retries is not None and retries >= load.retries:
                 return
             if self.elapsed_ms + wait_ms >= load.stop_ms:
-                await self._sleep_until(
-                    load.stop_ms
-                )  # else it would ask for something else at once
+                # Else it would ask for something else at once.
+                await self._sleep_until(load.stop_ms)
                 return
             await asyncio.sleep(wait_ms / 1_000)
 
@@ -215,9 +213,6 @@ async def _until(seconds: float, running: Iterable[Coroutine[Any, Any, None]]) -
     try:
         await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
     finally:
-        for task in tasks:
-            task.cancel()
-        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-    for outcome in outcomes:
-        if isinstance(outcome, Exception):
-            raise outcome
+        failures = await cancel_all(tasks)
+    for failure in failures:
+        raise failure

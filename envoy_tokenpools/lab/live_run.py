@@ -13,13 +13,11 @@ from envoy_tokenpools.lab.clients import Clients
 from envoy_tokenpools.lab.http_line import http_line
 from envoy_tokenpools.lab.live_backend import LiveBackend, existing, simulated
 from envoy_tokenpools.lab.record import Attempt, RunRecord, Sample
-from envoy_tokenpools.lab.sampling import record_of, sample_of
+from envoy_tokenpools.lab.sampling import SAMPLE_MS, record_of, sample_of
 from envoy_tokenpools.lab.scenario import Scenario
+from envoy_tokenpools.lab.tasks import cancel_all
 from envoy_tokenpools.server import FilterServer, Listen
 from envoy_tokenpools.standalone import Standalone
-
-SAMPLE_MS = 200
-"""How often the pool is looked at in a run that is as long as written."""
 
 MIN_SAMPLE_MS = 40
 
@@ -63,12 +61,9 @@ async def run_live(
         try:
             await clients.run(arrivals(scenario) if trace is None else trace)
         finally:
-            for task in beside:
-                task.cancel()
-            outcomes = await asyncio.gather(*beside, return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, Exception):
-                raise outcome
+            failures = await cancel_all(beside)
+        for failure in failures:
+            raise failure
     return record_of(scenario, attempts, watcher.samples)
 
 

@@ -6,6 +6,9 @@ from envoy_tokenpools.lab.record import Attempt, Party, RunRecord, Sample, Stand
 from envoy_tokenpools.lab.scenario import Scenario
 from envoy_tokenpools.observer import PoolReport
 
+SAMPLE_MS = 200
+"""How often the pool is looked at in a run that is as long as written."""
+
 
 def parties_of(scenario: Scenario) -> dict[str, Party]:
     """The scenario's entitlements as a record has them."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from envoy_tokenpools.config import Config
 from envoy_tokenpools.lab.checks import judge
 from envoy_tokenpools.lab.experiment import (
     chosen_scenarios,
@@ -19,7 +18,7 @@ from envoy_tokenpools.lab.experiment_table import report
 from envoy_tokenpools.lab.plot import draw
 from envoy_tokenpools.lab.record import RunRecord, write_records
 from envoy_tokenpools.lab.simulation import simulate
-from envoy_tokenpools.lab.sizing import PREFILL_TOKENS_PER_SECOND, size, sizing_table
+from envoy_tokenpools.lab.sizing import Sizing, sizing_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +37,6 @@ class SimulateOptions:
     runs: Sequence[str] = ()
     json: Path | None = None
     plot: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SizeOptions:
-    """A traffic log, the pool that it is replayed against, and the backend that is assumed; see `sizing.size`."""
-
-    trace: Path
-    pool: str | None = None
-    slots: int | None = None
-    tokens_per_second: int | None = None
-    prefill_tokens_per_second: int = PREFILL_TOKENS_PER_SECOND
-    retries: int = 0
 
 
 def simulate_scenario(options: SimulateOptions, *, say: Callable[[str], None]) -> None:
@@ -78,20 +65,6 @@ def simulate_scenario(options: SimulateOptions, *, say: Callable[[str], None]) -
     raise_unless_as_expected(judgements)
 
 
-def simulate_trace(config: Config, options: SizeOptions) -> None:
-    """
-    Replay the log and print who would have got what.
-
-    Raises:
-        ConfigError: there is no such pool, or the log has faults.
-    """
-    sizing = size(
-        config,
-        options.trace,
-        pool_name=options.pool,
-        slots=options.slots,
-        tokens_per_second=options.tokens_per_second,
-        prefill_tokens_per_second=options.prefill_tokens_per_second,
-        retries=options.retries,
-    )
+def show_sizing(sizing: Sizing) -> None:
+    """Print who would have got what."""
     plain_or_terminal().print(sizing_table(sizing))

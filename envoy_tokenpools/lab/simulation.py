@@ -15,26 +15,25 @@ from envoy_tokenpools.gate.gate import Gate
 from envoy_tokenpools.lab.arrivals import Arrival, arrivals
 from envoy_tokenpools.lab.clients import Clients, Sink
 from envoy_tokenpools.lab.record import Attempt, RunRecord, Sample
-from envoy_tokenpools.lab.sampling import record_of, sample_of
+from envoy_tokenpools.lab.sampling import SAMPLE_MS, record_of, sample_of
 from envoy_tokenpools.lab.scenario import Scenario
 from envoy_tokenpools.lab.simulated_line import SimulatedLine
+from envoy_tokenpools.lab.tasks import cancel_all
 from envoy_tokenpools.lab.virtual_engine import VirtualEngine
 from envoy_tokenpools.lab.virtual_loop import VirtualClock, VirtualLoop
 from envoy_tokenpools.observer import Decided, FirstToken, Settled
 from envoy_tokenpools.store.memory import MemoryStore
 
-SAMPLE_MS = 200
-"""How often the pool is looked at in a short run; a long one is looked at `MAX_SAMPLES` times."""
-
 MAX_SAMPLES = 1_500
+"""A run that is longer than so many of `SAMPLE_MS` is looked at so often in all."""
 
 LONG_RUN_MS = 3_600_000
 LONG_RUN_SAMPLES = 288
 LONG_ROUND_S = 5.0
 """A run of hours is looked at every few minutes, and its house looked after less often: ticks are 5 s apart or more."""
 
-
 GC_THRESHOLD = 200_000
+"""What a run makes is garbage by reference counts, or its record: to look for cycles among it all is in vain."""
 
 
 def simulate(
@@ -51,7 +50,6 @@ def simulate(
     attempts: list[Attempt] = []
     loop = VirtualLoop()
     thresholds = gc.get_threshold()
-    # What a run makes is garbage by reference counts, or its record: to look for cycles among it all is in vain.
     gc.set_threshold(GC_THRESHOLD, *thresholds[1:])
     try:
         clock = VirtualClock(loop)
@@ -78,11 +76,10 @@ async def _run(
     try:
         await clients.run(arrivals(scenario) if trace is None else trace)
     finally:
-        for task in beside:
-            task.cancel()
-        outcomes = await asyncio.gather(*beside, return_exceptions=True)
+        failures = await cancel_all(beside)
     await gate.close()
-    _raise_first(outcomes)
+    for failure in failures:
+        raise failure
     return samples
 
 
@@ -134,12 +131,6 @@ async def _change_capacity(
         await asyncio.sleep(max(0, change.at_ms - clock.now_ms()) / 1_000)
         engine.resize(change.slots)
         await gate.reload(scenario.config_for(change.slots))
-
-
-def _raise_first(outcomes: Iterable[object]) -> None:
-    for outcome in outcomes:
-        if isinstance(outcome, Exception):
-            raise outcome
 
 
 class _NoText:

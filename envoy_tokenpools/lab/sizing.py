@@ -145,7 +145,7 @@ def size(
     pool_name: str | None = None,
     slots: int | None = None,
     tokens_per_second: int | None = None,
-    prefill_tokens_per_second: int = PREFILL_TOKENS_PER_SECOND,
+    prefill_tokens_per_second: int | None = None,
     retries: int = 0,
 ) -> Sizing:
     """
@@ -157,7 +157,7 @@ def size(
         pool_name: which pool, where there are several.
         slots: of the backend; as many as the pool's concurrency if None.
         tokens_per_second: that it generates in all; the pool's rate if None, which counts prompts too.
-        prefill_tokens_per_second: that it reads of one prompt.
+        prefill_tokens_per_second: that it reads of one prompt; `PREFILL_TOKENS_PER_SECOND` if None.
         retries: how often a shed request is sent again.
 
     Raises:
@@ -168,7 +168,7 @@ def size(
     engine = EngineShape(
         slots=slots or pool.capacity.concurrency,
         tokens_per_second=tokens_per_second or pool.capacity.tokens_per_second,
-        prefill_tokens_per_second=prefill_tokens_per_second,
+        prefill_tokens_per_second=prefill_tokens_per_second or PREFILL_TOKENS_PER_SECOND,
         kv_tokens=pool.kv_capacity_tokens,
     )
     duration_ms = math.ceil(trace.duration_ms) + AFTERWARDS_MS

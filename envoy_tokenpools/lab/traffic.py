@@ -15,6 +15,7 @@ import aiohttp
 from envoy_tokenpools.clock import Clock
 from envoy_tokenpools.lab.calling import FAILURE_PAUSE_MS, Call, chat_body, retry_wait_ms
 from envoy_tokenpools.lab.tally import Tally
+from envoy_tokenpools.lab.tasks import cancel_all
 
 GRACE_MS = 2_000
 """How long requests may go on after the end of a run before they are cut."""
@@ -113,14 +114,11 @@ async def run_traffic(
                     return_when=asyncio.FIRST_EXCEPTION,
                 )
         finally:
-            for task in tasks:
-                task.cancel()
-            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            failures = await cancel_all(tasks)
             for tally in written.values():
                 tally.ended_ms = clock.now_ms()
-    for outcome in outcomes:
-        if isinstance(outcome, Exception):
-            raise outcome
+    for failure in failures:
+        raise failure
     return written
 
 
