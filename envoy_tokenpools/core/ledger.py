@@ -248,8 +248,7 @@ class Ledger:
                 self._agree(account, _withdrawn(account.terms), window_ms, now_ms)
         for entitlement_terms in terms.values():
             account = self._open(entitlement_terms, window_ms, now_ms)
-            if account.terms is not entitlement_terms or account.share.window_ms != window_ms:
-                self._agree(account, entitlement_terms, window_ms, now_ms)
+            self._agree(account, entitlement_terms, window_ms, now_ms)
         self._set_usable(usable, window_ms, now_ms)
 
     def balance(self, entitlement: str, now_ms: int) -> Balance:
@@ -378,8 +377,7 @@ class Ledger:
 
     def _account(self, claim: Claim, now_ms: int) -> Account:
         account = self._open(claim.terms, claim.window_ms, now_ms)
-        if account.terms is not claim.terms or account.share.window_ms != claim.window_ms:
-            self._agree(account, claim.terms, claim.window_ms, now_ms)
+        self._agree(account, claim.terms, claim.window_ms, now_ms)
         self._set_usable(claim.usable, claim.window_ms, now_ms)
         self._withheld.end_rests(now_ms)
         account.drain(now_ms)
@@ -396,7 +394,10 @@ class Ledger:
 
     def _agree(self, account: Account, terms: Terms, window_ms: int, now_ms: int) -> None:
         """Put terms in force unless they are: most ticks change few."""
-        if account.share.window_ms == window_ms and account.terms == terms:
+        is_same_window = account.share.window_ms == window_ms
+        if is_same_window and account.terms is terms:
+            return
+        if is_same_window and account.terms == terms:
             account.terms = terms  # the same object costs nothing next time
         else:
             self._apply(account, terms, window_ms, now_ms)

@@ -72,7 +72,9 @@ class Tick:
     degraded: bool
 
 
-_NEW = Standing()
+NEW_STANDING = Standing()
+"""Of an entitlement that no tick has seen yet."""
+
 _NO_LIMITS = Limits()
 
 SMALLEST = 1e-6
@@ -117,7 +119,7 @@ def _tick(
     standings: dict[str, Standing] = {}
     wants: list[Want] = []
     for entitlement in served:
-        last = before.get(entitlement.name, _NEW)
+        last = before.get(entitlement.name, NEW_STANDING)
         meters = readings.get(entitlement.name, QUIET)
         debt, burst, asked = last.debt, last.burst, last.demand
         if elapsed_ms > 0 and not (meters is QUIET and last.is_quiet):

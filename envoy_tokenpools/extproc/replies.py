@@ -127,7 +127,7 @@ def immediate(answer: Answer, request_id: str = "") -> bytes:
     mutation = _mutation(answer.headers)
     if request_id:
         # None of these comes twice: they would only drive others from the cache.
-        mutation += _set_header.__wrapped__("x-request-id", request_id)
+        mutation += _encoded_header("x-request-id", request_id)
     headers = _field(2, mutation)
     details = _field(5, b"tokenpools")
     return _field(7, status + headers + _field(3, answer.body) + details)
@@ -139,11 +139,14 @@ def _mutation(set_headers: Headers, remove_headers: Iterable[str] = ()) -> bytes
     return set_ + b"".join(_field(2, name.encode("ascii")) for name in remove_headers)
 
 
-@lru_cache(maxsize=1_024)
-def _set_header(name: str, value: str) -> bytes:
-    """One header to set. Most of them say the same again: limits, policies, times of nothing to wait for."""
+def _encoded_header(name: str, value: str) -> bytes:
+    """One header to set."""
     header = _field(1, name.encode("ascii")) + _field(3, value.encode("latin-1"))
     return _field(1, _field(1, header) + _APPEND_ACTION)
+
+
+# Most headers say the same again: limits, policies, times of nothing to wait for.
+_set_header = lru_cache(maxsize=1_024)(_encoded_header)
 
 
 def _body_mutation(body: bytes) -> bytes:

@@ -37,6 +37,11 @@ _RULE = {
 }
 
 
+def _lengthened(wait_ms: int, jitter: float) -> int:
+    """By up to `JITTER`; `jitter` is within [0, 1)."""
+    return round(wait_ms * (1.0 + JITTER * jitter))
+
+
 def rate_limits(balance: Balance, pool: Pool) -> RateLimits:
     """The balance as `x-ratelimit-*` tell it: requests are sequences at once, tokens are the bucket."""
     return RateLimits(
@@ -61,7 +66,7 @@ def shed(refusal: Refusal, balance: Balance, order: Order, jitter: float) -> Ans
         jitter: within [0, 1); lengthens the wait by up to `JITTER`.
     """
     pool, entitlement = order.pool, order.entitlement
-    retry_after_ms = round(refusal.retry_after_ms * (1.0 + JITTER * jitter))
+    retry_after_ms = _lengthened(refusal.retry_after_ms, jitter)
     message = (
         f"Request shed by token pool '{pool.name}': {_RULE[refusal.reason]} "
         f"({refusal.reason.value}). It needs {refusal.need} {_UNIT[refusal.resource]}, "
@@ -83,8 +88,7 @@ def evicted(admitted: Admitted) -> Answer:
     """The 429 for a request that was ended, before any answer, to give its capacity back."""
     pool, entitlement = admitted.order.pool, admitted.order.entitlement
     wait_ms = max(EVICTED_WAIT_MS, admitted.balance.reset_concurrency_ms)
-    spread = zlib.crc32(admitted.lease.lease_id.encode()) / 2**32
-    retry_after_ms = round(wait_ms * (1.0 + JITTER * spread))
+    retry_after_ms = _lengthened(wait_ms, zlib.crc32(admitted.lease.lease_id.encode()) / 2**32)
     return shed_answer(
         reason="evicted",
         resource=Resource.CONCURRENCY.value,

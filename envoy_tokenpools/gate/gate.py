@@ -10,7 +10,7 @@ from envoy_tokenpools.config import Config
 from envoy_tokenpools.core.admission import Claim, Refusal, Terms
 from envoy_tokenpools.core.cost import Cost, Need, estimate
 from envoy_tokenpools.core.pool import Mode
-from envoy_tokenpools.core.tick import Standing, is_served
+from envoy_tokenpools.core.tick import NEW_STANDING, is_served
 from envoy_tokenpools.errors import RequestError, StoreError
 from envoy_tokenpools.gate import answering
 from envoy_tokenpools.gate.charge import Charge, charge, needs_count
@@ -34,8 +34,6 @@ from envoy_tokenpools.observer import Outcome as Decision
 from envoy_tokenpools.openai.answers import Answer
 from envoy_tokenpools.openai.usage import UsageSource
 from envoy_tokenpools.store.base import Store
-
-_NEW = Standing()
 
 
 class Counter(Protocol):
@@ -138,9 +136,7 @@ class Gate:
             return self._refuse(order, answering.not_served(order), reason, started_us)
         live = self.house.pool(pool)
         raw_prompt = await self._raw_prompt(order, live)
-        terms = live.tick.terms.get(entitlement.name)
-        if terms is None:
-            raise RequestError(404, "model_not_found", "The entitlement has just been removed.")
+        terms = live.terms(entitlement.name)
         cost = _price(order, live, terms, raw_prompt)
         lease_id = self._new_lease_id()
         claim = Claim(
@@ -163,7 +159,7 @@ class Gate:
             return self._refuse(order, answer, "store_unavailable", started_us)
         reply, outcome = taken.reply, taken.reply.outcome
         started_us += taken.waited_us
-        standing = live.tick.standings.get(entitlement.name, _NEW)
+        standing = live.tick.standings.get(entitlement.name, NEW_STANDING)
         basis = Basis(taken.claim, standing, outcome, taken.waited_us // 1_000)
         if isinstance(outcome, Refusal):
             answer = answering.shed(outcome, reply.balance, order, self._jitter())

@@ -5,11 +5,13 @@ A pool as this replica knows it between two ticks.
 import asyncio
 from dataclasses import dataclass, field
 
+from envoy_tokenpools.core.admission import Terms
 from envoy_tokenpools.core.cost import OutputHistory, PromptRatio
 from envoy_tokenpools.core.ledger import InUse, LedgerView
 from envoy_tokenpools.core.pool import Pool
 from envoy_tokenpools.core.ramp import Ramp
 from envoy_tokenpools.core.tick import Tick
+from envoy_tokenpools.errors import RequestError
 from envoy_tokenpools.gate.waiting import WaitingRoom
 
 
@@ -38,6 +40,18 @@ class LivePool:
     view: LedgerView = field(default_factory=lambda: LedgerView(InUse(), {}))
     waiting: WaitingRoom = field(default_factory=WaitingRoom)
     _counting: dict[str, asyncio.Lock] = field(default_factory=dict)
+
+    def terms(self, entitlement: str) -> Terms:
+        """
+        The terms of `entitlement` now.
+
+        Raises:
+            RequestError: 404, a reload has removed it.
+        """
+        terms = self.tick.terms.get(entitlement)
+        if terms is None:
+            raise RequestError(404, "model_not_found", "The entitlement has just been removed.")
+        return terms
 
     def counting(self, entitlement: str) -> asyncio.Lock:
         """Held while a long prompt of `entitlement` is counted."""

@@ -4,7 +4,7 @@ A live pool as a report: configuration, books and standings side by side.
 
 from envoy_tokenpools.core.ledger import InUse
 from envoy_tokenpools.core.resources import Resources
-from envoy_tokenpools.core.tick import Standing
+from envoy_tokenpools.core.tick import NEW_STANDING
 from envoy_tokenpools.gate.live import LivePool
 from envoy_tokenpools.observer import EntitlementReport, PoolReport
 
@@ -16,7 +16,7 @@ def pool_report(live: LivePool, usable: Resources, now_ms: int) -> PoolReport:
     entitlements = []
     for entitlement in pool.entitlements.values():
         in_use = live.view.accounts.get(entitlement.name, InUse())
-        standing = tick.standings.get(entitlement.name, Standing())
+        standing = tick.standings.get(entitlement.name, NEW_STANDING)
         terms = tick.terms.get(entitlement.name)
         entitlements.append(
             EntitlementReport(

@@ -141,17 +141,12 @@ class Reservations:
 
     async def _offer_to(self, live: LivePool, waiter: Waiter) -> Refusal | None:
         """Ask again for one; None if it has its answer now."""
-        terms = live.tick.terms.get(waiter.entitlement)
-        if terms is None:
-            waiter.fail(
-                RequestError(404, "model_not_found", "The entitlement has just been removed.")
-            )
-            return None
         usable = live.ramp.usable(self._clock.now_ms())
-        waiter.claim = replace(waiter.claim, terms=terms, usable=usable)
         try:
+            terms = live.terms(waiter.entitlement)
+            waiter.claim = replace(waiter.claim, terms=terms, usable=usable)
             reply = await self._ask(live, waiter.claim)
-        except StoreError as error:
+        except (RequestError, StoreError) as error:
             waiter.fail(error)
             return None
         if isinstance(reply.outcome, Refusal):
