@@ -1,7 +1,7 @@
 """The clients of a scenario against servers that serve, shed and break off, over loopback HTTP."""
 
 import dataclasses
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -18,6 +18,7 @@ from envoy_tokenpools.lab.http_line import http_line
 from envoy_tokenpools.lab.record import Attempt, Result
 from envoy_tokenpools.lab.scenario import Scenario
 from envoy_tokenpools.lab.scenario_file import load_scenarios
+from tests.support.chat_server import answering
 
 TEXT = """
 name: small
@@ -44,22 +45,6 @@ async def served(scenario: Scenario) -> AsyncIterator[tuple[SimulatedBackend, st
         yield backend, await backend.start()
     finally:
         await backend.stop()
-
-
-@asynccontextmanager
-async def answering(
-    handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
-) -> AsyncIterator[str]:
-    """A server that answers every chat request as `handler` says."""
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", handler)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield "http://{}:{}".format(*runner.addresses[0][:2])
-    finally:
-        await runner.cleanup()
 
 
 async def attempts_of(

@@ -4,7 +4,7 @@ import asyncio
 import random
 import re
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
 
@@ -18,6 +18,7 @@ from envoy_tokenpools.lab.dialect import Offer
 from envoy_tokenpools.lab.engine import EngineShape
 from envoy_tokenpools.lab.tally import Tally
 from envoy_tokenpools.lab.traffic import Workload, run_traffic, tallies_for
+from tests.support.chat_server import answering
 
 CLOCK = SystemClock()
 FAST = EngineShape(slots=8, tokens_per_second=80_000, prefill_tokens_per_second=1_000_000)
@@ -33,22 +34,6 @@ async def backend(shape: EngineShape) -> AsyncIterator[tuple[SimulatedBackend, s
         yield served, url
     finally:
         await served.stop()
-
-
-@asynccontextmanager
-async def server(
-    handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
-) -> AsyncIterator[str]:
-    """A server that answers every chat request as `handler` says."""
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", handler)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield "http://{}:{}".format(*runner.addresses[0][:2])
-    finally:
-        await runner.cleanup()
 
 
 async def run(url: str, *workloads: Workload, duration_ms: int, grace_ms: int = 2_000) -> Tally:
@@ -214,7 +199,7 @@ async def test_a_shed_request_comes_back_with_the_same_body() -> None:
             return web.json_response({"error": {}}, status=429, headers=headers)
         return web.json_response({"usage": {"completion_tokens": 8}})
 
-    async with server(shed_twice) as url:
+    async with answering(shed_twice) as url:
         tally = await run_until(
             lambda: sum(len(tries) == 3 for tries in arrivals.values()) >= 2,
             url,
@@ -244,7 +229,7 @@ async def test_waits_are_bounded(headers: dict[str, str], within_ms: int) -> Non
         bodies.append(await request.read())
         return web.json_response({}, status=429, headers=headers)
 
-    async with server(shed) as url:
+    async with answering(shed) as url:
         tally = await run(url, Workload("batch", "key", 1, 5, 8), duration_ms=200)
     assert tally.elapsed_ms < 2_000
     assert 1 <= tally.shed["unstated"] <= 1 + 200 // within_ms
@@ -270,7 +255,7 @@ async def test_errors_are_counted_by_what_went_wrong() -> None:
         return web.Response(body=b"data: {broken\n\n")
 
     workloads = [Workload(f"w{kind}", "key", 1, 5, kind) for kind in (1, 2, 3, 4)]
-    async with server(misbehave) as url:
+    async with answering(misbehave) as url:
         tallies = await run_traffic(
             url, workloads, model="tiny", duration_ms=1_000, clock=clock, rng=random.Random(1)
         )
@@ -307,7 +292,7 @@ async def test_a_defect_in_a_client_ends_the_run_and_is_raised() -> None:
     async def shed(_: web.Request) -> web.Response:
         return web.json_response({}, status=429)
 
-    async with server(shed) as url, asyncio.timeout(5):
+    async with answering(shed) as url, asyncio.timeout(5):
         with pytest.raises(RuntimeError, match="defect"):
             await run_traffic(
                 url,
