@@ -5,6 +5,7 @@ Every exception of the package, drawn once.
     ├── ConfigError          the configuration has faults (all of them are listed)
     ├── VocabularyError      a tokenizer vocabulary is missing or damaged: a start-up error
     ├── EnvoyError           the Envoy child cannot be found or started
+    ├── WorkerError          a worker process does not come up, or dies again and again
     ├── RequestError         a client's request cannot be served; carries the answer's status and code
     └── StoreError           the shared state cannot be reached or answered wrongly
 
@@ -46,6 +47,10 @@ class EnvoyError(TokenpoolsError):
     """The Envoy binary is missing, or the child process did not become ready."""
 
 
+class WorkerError(TokenpoolsError):
+    """A worker process did not come up, or died too often; its own log says why."""
+
+
 class RequestError(TokenpoolsError):
     """
     A request that cannot be served, with the answer it should get.
@@ -64,8 +69,15 @@ class RequestError(TokenpoolsError):
 
 
 class StoreError(TokenpoolsError):
-    """The store failed; `transient` says whether the same call may succeed later."""
+    """
+    The store failed.
 
-    def __init__(self, message: str, *, transient: bool) -> None:
+    Attributes:
+        transient: whether the same call may succeed later.
+        uncertain: whether it may have been carried out all the same.
+    """
+
+    def __init__(self, message: str, *, transient: bool, uncertain: bool = True) -> None:
         self.transient = transient
+        self.uncertain = uncertain
         super().__init__(message)

@@ -2,16 +2,15 @@
 Text -> `Config`, or every fault at once.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
 
+from envoy_tokenpools.config.address import parse_address
 from envoy_tokenpools.config.document import read_document
 from envoy_tokenpools.config.findings import Findings, field_path, item_path
 from envoy_tokenpools.config.pools import ReadPool, check_unique, read_pool, texts_at
 from envoy_tokenpools.config.settings import (
-    STATE_URLS,
+    EMBEDDED,
     ClaimSource,
     Config,
     EntitlementRef,
@@ -19,8 +18,6 @@ from envoy_tokenpools.config.settings import (
 )
 from envoy_tokenpools.config.shape import IdentityFields, RootFields
 from envoy_tokenpools.errors import ConfigError, Fault
-
-_SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]{0,19}):")
 
 
 def read_config(path: Path, env: Mapping[str, str]) -> Config:
@@ -52,6 +49,7 @@ def load_config(text: str, *, env: Mapping[str, str]) -> Config:
     raw = read_document(text, findings)
     if raw is None and not findings.faults:
         raise ConfigError([Fault("", "the configuration is empty")])
+    _resolve_state(raw, findings, env)
     root = findings.shaped(RootFields, raw, "")
     listed = raw.get("pools") if isinstance(raw, dict) else None
     raw_pools = listed if isinstance(listed, list) else []
@@ -80,18 +78,34 @@ def _check_names(raw_pools: Sequence[object], findings: Findings) -> None:
     check_unique(models, "the model", findings)
 
 
-def _check_state(raw: object, findings: Findings) -> None:
-    """Only the scheme is ever repeated: the rest may be a password."""
-    url = raw.get("state") if isinstance(raw, dict) else None
-    if not isinstance(url, str) or url in STATE_URLS.values():
+def _resolve_state(raw: object, findings: Findings, env: Mapping[str, str]) -> None:
+    """`state: {env: NAME}` keeps the URL, which may hold a password, out of the document."""
+    state = raw.get("state") if isinstance(raw, dict) else None
+    if not isinstance(raw, dict) or not isinstance(state, dict):
         return
-    known = ", ".join(STATE_URLS.values())
-    match = _SCHEME.match(url)
-    if match and match[1] in STATE_URLS:
-        findings.fault("state", f"must be exactly {STATE_URLS[match[1]]}")
+    name = state.get("env")
+    if not isinstance(name, str) or len(state) != 1:
+        findings.fault("state", "must be a URL or {env: NAME}")
+        raw["state"] = EMBEDDED
+    elif not env.get(name):
+        findings.fault("state.env", f"the environment has no variable {name}")
+        raw["state"] = EMBEDDED
     else:
-        what = f"unknown scheme {match[1]}" if match else "is not the URL of a store"
-        findings.fault("state", f"{what}; known: {known}")
+        raw["state"] = env[name]
+
+
+def _check_state(raw: object, findings: Findings) -> None:
+    """Nothing of the URL is ever repeated: it may be a password."""
+    url = raw.get("state") if isinstance(raw, dict) else None
+    if not isinstance(url, str) or url == EMBEDDED:
+        return
+    if url.startswith(EMBEDDED):
+        findings.fault("state", f"must be exactly {EMBEDDED}")
+        return
+    try:
+        parse_address(url)
+    except ValueError as error:
+        findings.fault("state", str(error))
 
 
 def _check_default_pool(raw: object, raw_pools: Sequence[object], findings: Findings) -> None:
@@ -143,6 +157,7 @@ def _config(root: RootFields, pools: Sequence[ReadPool], findings: Findings) -> 
             lease_ttl_ms=server.lease_ttl,
             drain_ms=server.drain,
             explain_last=server.explain_last,
+            store_deadline_ms=server.store_deadline,
         ),
         warnings=tuple(findings.warnings),
     )

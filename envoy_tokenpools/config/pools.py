@@ -170,6 +170,7 @@ def _pool(fields: PoolFields, entitlements: Mapping[str, Entitlement]) -> Pool:
         ramp_per_second=fields.ramp_per_second,
         max_waiting=fields.max_waiting,
         fairness=fields.fairness,
+        on_store_error=fields.on_store_error,
         gains=Gains(slo=gains.slo, burst=gains.burst, debt=gains.debt, gamma=gains.gamma),
         entitlements=entitlements,
     )

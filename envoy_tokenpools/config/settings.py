@@ -11,8 +11,8 @@ from typing import Final
 from envoy_tokenpools.core.pool import Pool
 from envoy_tokenpools.errors import Fault
 
-# Every store that a `state` URL can name: scheme -> the form of its URLs.
-STATE_URLS: Final = {"memory": "memory://"}
+# The books in this process; every other `state` is the address of a server (`address.py`).
+EMBEDDED: Final = "memory://"
 
 
 def credential_digest(text: str) -> bytes:
@@ -73,6 +73,7 @@ class ServerSettings:
         lease_ttl_ms: after this time without a sign of life a lease counts as lost.
         drain_ms: how long a stopping server waits for requests in flight.
         explain_last: decisions that are kept, to be explained when asked.
+        store_deadline_ms: how long a decision waits for a shared store.
     """
 
     max_body_bytes: int = 8 * 1_024**2
@@ -81,6 +82,7 @@ class ServerSettings:
     lease_ttl_ms: int = 60_000
     drain_ms: int = 30_000
     explain_last: int = 1_000
+    store_deadline_ms: int = 50
 
 
 @dataclass(frozen=True, slots=True)

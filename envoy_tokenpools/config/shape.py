@@ -34,6 +34,7 @@ from envoy_tokenpools.core.pool import (
     Fairness,
     Gains,
     Mode,
+    OnStoreError,
     OutputEstimate,
     Pool,
     Reclaim,
@@ -48,6 +49,7 @@ _PATH: Final = re.compile(r"(?:/[A-Za-z0-9._~-]+)*")
 _POOL: Final[Mapping[str, Any]] = {one.name: one.default for one in fields(Pool)}
 _GAINS: Final = Gains()
 _SERVER: Final = ServerSettings()
+_ON_STORE_ERROR: Final = Pool.DEFAULT_ON_STORE_ERROR
 _BYTES: Final = QuantityRange(1, in_bytes=True)
 
 
@@ -75,6 +77,18 @@ def _dotted_path(value: str) -> str:
     if not value or len(value) > _LONGEST_MODEL or not all(value.split(".")):
         raise ValueError("must be names separated by dots, such as jwt_payload.tenant")
     return value
+
+
+def _on_store_error(value: object) -> Mapping[ServiceClass, OnStoreError]:
+    """One word for all classes, or a word for some of them; the others keep their default."""
+    words = {each.value: each for each in OnStoreError}
+    classes = {each.value: each for each in ServiceClass}
+    named = dict.fromkeys(classes, value) if isinstance(value, str) else value
+    if not isinstance(named, dict) or not named.keys() <= classes.keys():
+        raise ValueError(f"must be allow, deny, or a mapping of these to {', '.join(classes)}")
+    if not all(isinstance(word, str) and word in words for word in named.values()):
+        raise ValueError("must be allow or deny")
+    return {**_ON_STORE_ERROR, **{classes[name]: words[word] for name, word in named.items()}}
 
 
 Name = Annotated[str, AfterValidator(_name)]
@@ -264,6 +278,9 @@ class PoolFields(CapacityFields):
     ramp_per_second: Annotated[float, Field(gt=0, le=1)] = _POOL["ramp_per_second"]
     max_waiting: Annotated[int, BeforeValidator(QuantityRange(0, 100_000))] = _POOL["max_waiting"]
     fairness: Annotated[Fairness, Field(strict=False)] = _POOL["fairness"]
+    on_store_error: Annotated[
+        Mapping[ServiceClass, OnStoreError], BeforeValidator(_on_store_error)
+    ] = _ON_STORE_ERROR
     gains: GainsFields = GainsFields()
     entitlements: Annotated[list[object], Field(min_length=1)] = Field(repr=False)
 
@@ -298,6 +315,9 @@ class ServerFields(_Fields):
     drain: Annotated[int, BeforeValidator(DurationRange(0, 3_600_000))] = _SERVER.drain_ms
     explain_last: Annotated[int, BeforeValidator(QuantityRange(0, 1_000_000))] = (
         _SERVER.explain_last
+    )
+    store_deadline: Annotated[int, BeforeValidator(DurationRange(1, 10_000))] = (
+        _SERVER.store_deadline_ms
     )
 
 

@@ -15,8 +15,8 @@ DEFAULT_HOLD_MS = 1_000
 MAX_GUESSED_HOLD_MS = 10_000
 """Reserved output is a maximum: what is guessed by it before any lease has ended is bounded."""
 
-HOLD_STEP = 0.1
-"""How far one settlement moves the average holding time."""
+HOLD_PART = 10
+"""One settlement moves the average holding time by this part of the difference."""
 
 
 @dataclass(slots=True)
@@ -25,15 +25,17 @@ class HoldTime:
     The average holding time of a pool's leases.
 
     Attributes:
-        mean_ms: moved by every lease that ended by itself; None before the first.
+        mean_us: in microseconds, so that integers are fine enough; moved by every lease that ended by itself. None
+            before the first.
     """
 
-    mean_ms: float | None = None
+    mean_us: int | None = None
 
     def learn(self, held_ms: int) -> None:
         """A lease has ended by itself."""
-        before_ms = held_ms if self.mean_ms is None else self.mean_ms
-        self.mean_ms = before_ms + HOLD_STEP * (held_ms - before_ms)
+        held_us = held_ms * 1_000
+        before_us = held_us if self.mean_us is None else self.mean_us
+        self.mean_us = before_us + (held_us - before_us) // HOLD_PART
 
     def wait_ms(
         self, leases: Mapping[str, Lease], usable: Resources, ahead: int, now_ms: int
@@ -41,12 +43,12 @@ class HoldTime:
         """When one of `leases`, oldest first, is expected to end for whoever has `ahead` others before it."""
         oldest = next(iter(leases.values()), None)
         if oldest is None:
-            return release_wait_ms(self.mean_ms or DEFAULT_HOLD_MS, 0, 0, ahead)
+            return release_wait_ms(self.mean_us or DEFAULT_HOLD_MS * 1_000, 0, 0, ahead)
         oldest_ms = max(0, now_ms - oldest.admitted_at_ms)
-        mean_ms = self.mean_ms
-        if mean_ms is None:
-            mean_ms = max(DEFAULT_HOLD_MS, oldest_ms, _guess_ms(oldest, usable))
-        return release_wait_ms(mean_ms, len(leases), oldest_ms, ahead)
+        mean_us = self.mean_us
+        if mean_us is None:
+            mean_us = 1_000 * max(DEFAULT_HOLD_MS, oldest_ms, _guess_ms(oldest, usable))
+        return release_wait_ms(mean_us, len(leases), oldest_ms, ahead)
 
 
 def _guess_ms(lease: Lease, usable: Resources) -> int:

@@ -96,16 +96,16 @@ def beyond_share(account: Account, cost: Cost, wait_ms: int) -> Refusal:
     return _refuse(reason, Resource.TOKENS, cost.tokens, account.share.remaining, wait_ms)
 
 
-def release_wait_ms(hold_ms: float, in_flight: int, oldest_ms: int, ahead: int = 0) -> int:
+def release_wait_ms(hold_us: int, in_flight: int, oldest_ms: int, ahead: int = 0) -> int:
     """
     Expected time until a lease ends for whoever has `ahead` others before it.
 
     The oldest, held for `oldest_ms`, ends when it has been held as long as leases are on average; from then on one ends
     every average holding time over `in_flight`. One that is held longer may end at any time.
     """
-    step_ms = hold_ms / max(1, in_flight)
-    first_ms = max(hold_ms - oldest_ms, step_ms)
-    return max(1, round(first_ms + step_ms * max(0, ahead - 1)))
+    step_us = hold_us // max(1, in_flight)
+    first_us = max(hold_us - oldest_ms * 1_000, step_us)
+    return max(1, (first_us + step_us * max(0, ahead - 1) + 500) // 1_000)
 
 
 def _refuse(reason: Reason, resource: Resource, need: int, free: int, wait_ms: int) -> Refusal:

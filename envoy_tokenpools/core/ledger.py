@@ -8,6 +8,8 @@ The rules, which every store must keep (the memory store is this class; Redis mi
 3. A lease that expired gives back concurrency and KV bytes by itself; a late settlement still corrects the tokens.
 4. The same claim twice is one lease.
 5. A refusal takes nothing.
+6. What was published is in force for everybody, whatever terms a claim brings with it; those count only for an entitlement
+   of which nothing was published.
 """
 
 from collections import OrderedDict
@@ -37,6 +39,7 @@ from envoy_tokenpools.core.judging import (
     short_of_tokens,
     too_many_leases,
 )
+from envoy_tokenpools.core.pool import Limits
 from envoy_tokenpools.core.refusals import RefusalLog
 from envoy_tokenpools.core.resources import Resources
 from envoy_tokenpools.core.withheld import Withheld
@@ -91,6 +94,7 @@ class Ledger:
     _tick_at_ms: int = 0
     _usable: Resources = Resources.NONE
     _best_rate: int = 0
+    _is_published: bool = False
 
     @classmethod
     def opened_at(cls, now_ms: int) -> "Ledger":
@@ -107,9 +111,10 @@ class Ledger:
         if known is not None:
             return known
         account = self._account(claim, now_ms)
-        within_share = fits_share(account, claim.terms.share, claim.cost)
-        within_guarantee = claim.terms.guarantee.concurrency > 0 and fits(
-            account, claim.terms.guarantee, account.guarantee, claim.cost
+        terms = account.terms
+        within_share = fits_share(account, terms.share, claim.cost)
+        within_guarantee = terms.guarantee.concurrency > 0 and fits(
+            account, terms.guarantee, account.guarantee, claim.cost
         )
         tokens_guaranteed = account.guarantee.rate > 0 and account.guarantee.fits(claim.cost.tokens)
         refusal = own_refusal(account, claim.cost, lambda: self._own_wait_ms(account, now_ms))
@@ -129,20 +134,18 @@ class Ledger:
             return refusal
         lease = Lease(
             lease_id=claim.lease_id,
-            entitlement=claim.terms.entitlement,
+            entitlement=terms.entitlement,
             cost=claim.cost,
             within_share=within_share,
             within_guarantee=within_guarantee,
             tokens_guaranteed=tokens_guaranteed,
-            pool_ppm=WHOLE_PPM - (claim.terms.withheld_ppm if tokens_guaranteed else 0),
+            pool_ppm=WHOLE_PPM - (terms.withheld_ppm if tokens_guaranteed else 0),
             admitted_at_ms=now_ms,
             expires_at_ms=now_ms + claim.ttl_ms,
-            eviction_rank=claim.terms.rank if claim.terms.evictable and claim.enforce else None,
+            eviction_rank=terms.rank if terms.evictable and claim.enforce else None,
             shadowed=refusal,
         )
-        self._leases[lease.lease_id] = lease
         self._expired.pop(lease.lease_id, None)
-        self._no_expiry_before_ms = min(self._no_expiry_before_ms, lease.expires_at_ms)
         self._hold(account, lease, 1, now_ms)
         self._charge(account, lease, 0, claim.cost.tokens)
         account.count_admitted(claim.fingerprint, claim.cost)
@@ -174,7 +177,7 @@ class Ledger:
         More than `OVERCHARGE` times what the pool can process in the time is not believed: it would block the
         entitlement for good.
         """
-        lease = self._leases.pop(lease_id, None)
+        lease = self._leases.get(lease_id)
         late = lease is None
         if lease is None:
             lease = self._expired.pop(lease_id, None)
@@ -191,16 +194,47 @@ class Ledger:
             if not self._evictions.is_freeing(lease_id):  # else its end was not its own
                 self._hold_time.learn(held_ms)
             if lease.within_guarantee:
-                self._withheld.rest(account, lease.cost, now_ms, self._hold_time.mean_ms or 0)
+                self._withheld.rest(
+                    account, lease.cost, now_ms, (self._hold_time.mean_us or 0) // 1_000
+                )
             self._hold(account, lease, -1, now_ms)
         return Settlement(lease, tokens, held_ms, late)
 
-    def renew(self, lease_ids: Iterable[str], expires_at_ms: int) -> None:
-        """Let live leases expire no earlier than `expires_at_ms`; unknown ones are ignored."""
+    def renew(self, lease_ids: Iterable[str], expires_at_ms: int) -> tuple[str, ...]:
+        """Let live leases expire no earlier than `expires_at_ms`; those that are not held are returned."""
+        missing: list[str] = []
         for lease_id in lease_ids:
             lease = self._leases.get(lease_id)
-            if lease is not None and lease.expires_at_ms < expires_at_ms:
+            if lease is None:
+                missing.append(lease_id)
+            elif lease.expires_at_ms < expires_at_ms:
                 self._leases[lease_id] = replace(lease, expires_at_ms=expires_at_ms)
+        return tuple(missing)
+
+    def restore(self, lease: Lease, now_ms: int) -> None:
+        """
+        Hold a lease again whose request runs on though the books have lost it, whether it fits or not.
+
+        One that expired is only held; one that is not known at all is charged, too.
+        """
+        if lease.lease_id in self._leases:
+            self.renew([lease.lease_id], lease.expires_at_ms)
+            return
+        is_charged = self._expired.pop(lease.lease_id, None) is not None
+        account = self._accounts.get(lease.entitlement)
+        if account is None:
+            unknown = Terms(lease.entitlement, 0.0, Resources.NONE, Resources.NONE, Limits())
+            account = self._open(unknown, self.tokens.window_ms, now_ms)
+        account.drain(now_ms)
+        self.tokens.drain(now_ms)
+        self._hold(account, lease, 1, now_ms)
+        if not is_charged:
+            self._charge(account, lease, 0, lease.cost.tokens)
+            account.count_admitted(0, lease.cost)
+
+    def is_freeing(self, lease_id: str) -> bool:
+        """Whether a lease was told to end, and has not."""
+        return self._evictions.is_freeing(lease_id)
 
     def sweep(self, now_ms: int) -> tuple[Lease, ...]:
         """Take back the leases whose owner is gone; their tokens stay charged as reserved."""
@@ -208,7 +242,6 @@ class Ledger:
             return ()
         expired = tuple(lease for lease in self._leases.values() if lease.expires_at_ms <= now_ms)
         for lease in expired:
-            del self._leases[lease.lease_id]
             self._hold(self._accounts[lease.entitlement], lease, -1, now_ms)
             self._expired[lease.lease_id] = lease
             if len(self._expired) > MAX_EXPIRED:
@@ -216,6 +249,10 @@ class Ledger:
         expiries = (lease.expires_at_ms for lease in self._leases.values())
         self._no_expiry_before_ms = min(expiries, default=_NO_EXPIRY_MS)
         return expired
+
+    def tick_ms(self, now_ms: int) -> int:
+        """How long the tick has lasted."""
+        return now_ms - self._tick_at_ms
 
     def close_tick(self, now_ms: int) -> tuple[int, dict[str, Meters]]:
         """
@@ -242,7 +279,7 @@ class Ledger:
         """
         Put the outcome of a tick in force. Entitlements that are gone keep their leases and withhold nothing.
         """
-        self._terms = terms
+        self._terms, self._is_published = terms, True
         for name, account in self._accounts.items():
             if name not in terms:
                 self._agree(account, _withdrawn(account.terms), window_ms, now_ms)
@@ -297,7 +334,7 @@ class Ledger:
         tokens_guaranteed: bool,
     ) -> Refusal | None:
         """Rule 5: the free capacity, and those who were refused before with a better claim."""
-        usable, terms = claim.usable, claim.terms
+        usable, terms = self._usable, account.terms
         withheld_sequences = self._withheld.sequences_from(account)
         withheld_kv_bytes = self._withheld.kv_bytes_from(account)
 
@@ -358,10 +395,11 @@ class Ledger:
         self.kv_bytes += sign * lease.cost.kv_bytes
         account.hold(lease.cost, sign, now_ms)
         if sign > 0:
-            account.leases[lease.lease_id] = lease
+            self._leases[lease.lease_id] = account.leases[lease.lease_id] = lease
+            self._no_expiry_before_ms = min(self._no_expiry_before_ms, lease.expires_at_ms)
             self._evictions.add(lease)
         else:
-            account.leases.pop(lease.lease_id, None)
+            del self._leases[lease.lease_id], account.leases[lease.lease_id]
             self._evictions.remove(lease)
         self._withheld.update(account)
 
@@ -376,9 +414,16 @@ class Ledger:
     # ------------------------------------------------------------------ terms
 
     def _account(self, claim: Claim, now_ms: int) -> Account:
-        account = self._open(claim.terms, claim.window_ms, now_ms)
-        self._agree(account, claim.terms, claim.window_ms, now_ms)
-        self._set_usable(claim.usable, claim.window_ms, now_ms)
+        terms = claim.terms
+        if terms.entitlement in self._terms:  # put in force when it was published
+            account = self._accounts[terms.entitlement]
+        else:
+            account = self._open(terms, claim.window_ms, now_ms)
+            self._agree(account, terms, claim.window_ms, now_ms)
+        if self._is_published:
+            self._set_usable(self._usable, self.tokens.window_ms, now_ms)
+        else:
+            self._set_usable(claim.usable, claim.window_ms, now_ms)
         self._withheld.end_rests(now_ms)
         account.drain(now_ms)
         return account

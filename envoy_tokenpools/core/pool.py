@@ -5,6 +5,7 @@ What an operator declares: pools, entitlements and their service classes. Valida
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from envoy_tokenpools.core.resources import Resources
 
@@ -90,6 +91,13 @@ class Reclaim(enum.Enum):
 
     THROTTLE = "throttle"
     EVICT = "evict"
+
+
+class OnStoreError(enum.Enum):
+    """What becomes of a class's requests while the shared store is away: decided by this replica alone, or refused."""
+
+    ALLOW = "allow"
+    DENY = "deny"
 
 
 class Fairness(enum.Enum):
@@ -203,6 +211,7 @@ class Pool:
         ramp_per_second: share of restored capacity that becomes usable per second.
         max_waiting: requests that may wait at the same time; beyond it the least of them is shed.
         fairness: how debt is kept.
+        on_store_error: by class, whether requests are admitted while the shared store is away.
         gains: constants of the weight.
         entitlements: by name.
     """
@@ -225,8 +234,16 @@ class Pool:
     ramp_per_second: float = 0.25
     max_waiting: int = 256
     fairness: Fairness = Fairness.BACKLOG
+    on_store_error: Mapping[ServiceClass, OnStoreError] = field(
+        default_factory=lambda: Pool.DEFAULT_ON_STORE_ERROR
+    )
     gains: Gains = Gains()
     entitlements: Mapping[str, Entitlement] = field(default_factory=dict)
+
+    DEFAULT_ON_STORE_ERROR: ClassVar[Mapping[ServiceClass, OnStoreError]] = {
+        each: OnStoreError.ALLOW if each.has_baseline else OnStoreError.DENY
+        for each in ServiceClass
+    }
 
     @property
     def kv_capacity_tokens(self) -> int:

@@ -44,10 +44,10 @@ class _Generation:
             self.inside.add(entitlement)
         entry = (precedence, entitlement)
         if entitlement == self.first[1]:
-            self.first = max(self.first, entry)
-        elif entry > self.first:
+            self.first = (max(self.first[0], precedence), entitlement)
+        elif precedence > self.first[0]:
             self.first, self.second = entry, self.first
-        elif entry > self.second:
+        elif precedence > self.second[0]:
             self.second = entry
 
     def forget(self, entitlement: str) -> None:

@@ -237,6 +237,9 @@ def _all_terms(
             and old.guarantee == guarantees[i]
             and old.reach == reach
             and old.withheld_ppm == ppms[i]
+            and old.limits == entitlement.ceilings
+            and old.rank == _class_now(entitlement).rank
+            and old.evictable == (entitlement.reclaim is Reclaim.EVICT)
         ):
             terms[name] = old
             continue

@@ -67,7 +67,7 @@ class Withheld:
         account.withheld_sequences_ppm = sequences_ppm
         account.withheld_kv_bytes = kv_bytes
 
-    def rest(self, account: Account, cost: Cost, now_ms: int, hold_ms: float) -> None:
+    def rest(self, account: Account, cost: Cost, now_ms: int, hold_ms: int) -> None:
         """
         What a lending guarantee gives back now stays free for it for a moment; its account is updated afterwards.
 
@@ -76,7 +76,7 @@ class Withheld:
         if account.terms.withheld_ppm == WHOLE_PPM:
             return
         account.rest(cost, 1)
-        until_ms = now_ms + min(MAX_REST_MS, int(hold_ms) // REST_PART)
+        until_ms = now_ms + min(MAX_REST_MS, hold_ms // REST_PART)
         self._rests.append((until_ms, account, cost))
 
     def end_rests(self, now_ms: int) -> None:

@@ -7,12 +7,13 @@ from typing import Protocol
 
 from envoy_tokenpools.clock import Clock
 from envoy_tokenpools.config import Config
-from envoy_tokenpools.core.admission import Claim, Refusal, Terms
+from envoy_tokenpools.core.admission import Claim, Lease, Refusal, Terms
 from envoy_tokenpools.core.cost import Cost, Need, estimate
 from envoy_tokenpools.core.pool import Mode
 from envoy_tokenpools.core.tick import NEW_STANDING, is_served
 from envoy_tokenpools.errors import RequestError, StoreError
 from envoy_tokenpools.gate import answering
+from envoy_tokenpools.gate.alone import Alone
 from envoy_tokenpools.gate.charge import Charge, charge, needs_count
 from envoy_tokenpools.gate.directory import Directory
 from envoy_tokenpools.gate.explain import Basis, DecisionLog
@@ -28,12 +29,15 @@ from envoy_tokenpools.gate.order import (
     fingerprint_of,
 )
 from envoy_tokenpools.gate.reports import pool_report
-from envoy_tokenpools.gate.reserving import OnWait, Reservations
+from envoy_tokenpools.gate.reserving import OnWait, Reservations, Taken
 from envoy_tokenpools.observer import Decided, Ending, Explanation, Observer, PoolReport, Settled
 from envoy_tokenpools.observer import Outcome as Decision
 from envoy_tokenpools.openai.answers import Answer
 from envoy_tokenpools.openai.usage import UsageSource
 from envoy_tokenpools.store.base import Store
+
+STORE_AWAY = "store_unavailable"
+"""Reason of every decision that was made without the store."""
 
 
 class Counter(Protocol):
@@ -89,6 +93,7 @@ class Gate:
         self.directory = Directory(config)
         self.house = Housekeeper(config, store=store, clock=clock, observer=observer)
         self._decisions = DecisionLog(config.server.explain_last)
+        self._alone = Alone(clock)
         self._reservations = Reservations(
             store=store, house=self.house, clock=clock, observer=observer
         )
@@ -151,23 +156,41 @@ class Gate:
             is_retry=order.is_retry,
             enforce=order.enforce and pool.mode is Mode.ENFORCE,
         )
+        taken: Taken | None
         try:
             taken = await self._reservations.take(live, claim, entitlement.max_wait_ms, on_wait)
+            self._alone.end(pool.name)
         except StoreError as error:
             tell_store_failure(self._observer, "reserve", error)
+            taken = self._decide_alone(live, claim, error)
+        if taken is None:
             answer = answering.store_away(order)
-            return self._refuse(order, answer, "store_unavailable", started_us)
+            return self._refuse(order, answer, STORE_AWAY, started_us)
         reply, outcome = taken.reply, taken.reply.outcome
         started_us += taken.waited_us
         standing = live.tick.standings.get(entitlement.name, NEW_STANDING)
         basis = Basis(taken.claim, standing, outcome, taken.waited_us // 1_000)
         if isinstance(outcome, Refusal):
             answer = answering.shed(outcome, reply.balance, order, self._jitter())
-            return self._refuse(order, answer, outcome.reason.value, started_us, basis)
+            reason = STORE_AWAY if taken.is_alone else outcome.reason.value
+            return self._refuse(order, answer, reason, started_us, basis)
         reason = "" if outcome.shadowed is None else outcome.shadowed.reason.value
+        if taken.is_alone:
+            reason = STORE_AWAY
         self._tell(order, Decision.ADMITTED, reason, started_us, basis)
-        holding = self.house.hold(pool.name, lease_id)
+        holding = self.house.hold(pool.name, outcome)
         return Admitted(order, outcome, reply.balance, raw_prompt, holding)
+
+    def _decide_alone(self, live: LivePool, claim: Claim, error: StoreError) -> Taken | None:
+        """What this replica decides by itself, as the pool's `on_store_error` says; None if that is to refuse."""
+        pool = live.pool.name
+        reply = self._alone.decide(live, claim)
+        if reply is not None and isinstance(reply.outcome, Lease):
+            self.house.hold(pool, reply.outcome)
+            self._reservations.report(pool, reply.outcome, claim.ttl_ms)
+        elif error.uncertain:
+            self._reservations.undo(pool, claim.lease_id)
+        return None if reply is None else Taken(reply, claim, is_alone=True)
 
     async def _raw_prompt(self, order: Order, live: LivePool) -> int:
         """Tokens of the prompt's text, as our tokenizer counts them."""
@@ -231,7 +254,7 @@ class Gate:
         """
         End an admitted request: charge it, give its lease back, and learn from it.
 
-        A store failure is counted; the lease then returns by its expiry.
+        A store failure is counted; the store settles when it is back, or the lease returns by its expiry.
         """
         admitted, order = outcome.admitted, outcome.admitted.order
         counted = 0
@@ -242,6 +265,7 @@ class Gate:
             # A lease that is not settled because counting failed must not be renewed for ever.
             self.house.release(order.pool.name, admitted.lease.lease_id)
         amount = charge(outcome, counted)
+        self._alone.settle(order.pool.name, admitted.lease.lease_id, amount.tokens)
         held_ms = 0
         try:
             settlement = await self._store.settle(

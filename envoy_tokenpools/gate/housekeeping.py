@@ -1,8 +1,12 @@
 """
 What goes on between requests: ticks, renewal of leases, the sweep of lost ones, and the change of configuration.
+
+Several replicas may share the pools. One of them ticks; the others take over what it publishes.
 """
 
 import asyncio
+import contextlib
+import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 
@@ -31,19 +35,23 @@ RAMP_STEP_MS = 1_000
 RENEWALS_PER_TTL = 3
 """A lease is renewed this often within its time to live, so that two lost renewals do not end it."""
 
+YOUNG = 2
+"""A tick that another replica has ended less than this part of its length ago is not ended again."""
+
 
 class Housekeeper:
-    """Owns the live pools and the leases that this replica holds."""
+    """Owns the live pools and the leases that this replica holds; a store's listener."""
 
     def __init__(self, config: Config, *, store: Store, clock: Clock, observer: Observer) -> None:
         self._config = config
         self._store = store
         self._clock = clock
         self._observer = observer
-        self._held: dict[str, dict[str, Holding]] = {}
         self._live: dict[str, LivePool] = {}
         self._renew_due_ms = 0
         self._store_answers = False
+        self._has_answered = False
+        self._news = asyncio.Event()
         now_ms = clock.now_ms()
         for pool in config.pools.values():
             self._live[pool.name] = self._new_pool(pool, now_ms)
@@ -59,56 +67,78 @@ class Housekeeper:
         """The pools of the configuration in force."""
         return [self._live[name] for name in self._config.pools]
 
-    def hold(self, pool: str, lease_id: str) -> Holding:
+    def hold(self, pool: str, lease: Lease) -> Holding:
         """Keep a lease alive until it is released."""
-        held = self._held.setdefault(pool, {})
-        return held.setdefault(lease_id, Holding(lease_id))
+        return self._live[pool].held.hold(lease, self._clock.now_ms())
 
     def release(self, pool: str, lease_id: str) -> None:
         """Stop keeping a lease alive."""
-        holding = self._held.get(pool, {}).pop(lease_id, None)
-        if holding is not None:
-            holding.release()
+        if pool in self._live:
+            self._live[pool].held.release(lease_id)
 
     def evict(self, pool: str, lease_id: str) -> None:
         """The store wants a lease back: tell whoever holds it, if that is here."""
-        holding = self._held.get(pool, {}).get(lease_id)
-        if holding is not None:
-            holding.evict()
+        if pool in self._live:
+            self._live[pool].held.evict(lease_id)
+
+    def held(self, pool: str) -> list[str]:
+        """The leases of `pool` that are held here, oldest first."""
+        return self._live[pool].held.lease_ids() if pool in self._live else []
+
+    def lost(self, pool: str) -> None:  # noqa: ARG002
+        """The store's books were opened anew: look after the house at once."""
+        self._news.set()
 
     @property
     def is_ready(self) -> bool:
+        """Whether terms are in force, and decisions can be made, by the store or without it."""
+        if self._store_answers:
+            return True
+        return self._has_answered and any(live.may_decide_alone for live in self.pools())
+
+    @property
+    def store_answers(self) -> bool:
         """Whether the store answered the last time it was asked."""
         return self._store_answers
 
     async def start(self) -> None:
         """Put the first terms in force."""
-        await self._publish_all()
+        self._store.listen(self)
+        await self._open_all()
 
     async def run(self) -> None:
         """Look after the house until cancelled."""
         while True:
+            self._news.clear()
             await self.round()
-            await asyncio.sleep(ROUND_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), ROUND_SECONDS)
 
     async def round(self) -> None:
         """
-        Do whatever is due: renew, sweep, tick.
+        Do whatever is due: renew, sweep, look, tick.
 
         What fails for one pool is counted, tried again next round, and holds up no other pool.
         """
         # First, for we may have been held up longer than leases live, and those held here are not lost.
-        answers = await self._answers(self._renew) if self._is_renewal_due() else True
+        answers = True
+        if self._is_renewal_due():
+            answers = await self._answers("renew", self._renew_all)
         for live in list(self._live.values()):
-            answers = await self._answers(self._look_after, live) and answers
+            answers = await self._answers("housekeeping", self._look_after, live) and answers
+        if answers and not self._store_answers:
+            self._renew_due_ms = self._clock.now_ms()  # what expired meanwhile is held again
         self._store_answers = answers
+        self._has_answered = self._has_answered or answers
 
-    async def _answers(self, work: Callable[..., Awaitable[None]], *about: LivePool) -> bool:
+    async def _answers(
+        self, operation: str, work: Callable[..., Awaitable[None]], *about: LivePool
+    ) -> bool:
         """Do something that needs the store; False if it failed."""
         try:
             await work(*about)
         except StoreError as error:
-            tell_store_failure(self._observer, "housekeeping", error)
+            tell_store_failure(self._observer, operation, error)
         except Exception:
             # A fault of ours in one pool must not cost the others their leases.
             log.exception("housekeeping failed")
@@ -121,10 +151,30 @@ class Housekeeper:
         for lease in await self._store.sweep(name):
             self._expired(live, lease)
         if name not in self._config.pools:
-            if not self._held.get(name) and not live.waiting.total:
-                self._forget(name)
-        elif now_ms >= live.tick_due_ms or self._has_moved(live, now_ms):
+            if not len(live.held) and not live.waiting.total:
+                del self._live[name]
+            return
+        if not live.is_open:
+            await self._open(live)
+        await self._look(live)
+        if not live.is_published:
+            await self._publish(live)
+        if now_ms >= live.tick_due_ms or self._has_moved(live, now_ms):
             await self._tick(live)
+
+    async def _look(self, live: LivePool) -> None:
+        """Take over what other replicas, or a loss of the books, have changed."""
+        sight = await self._store.look(live.pool.name, live.tick)
+        live.replicas = sight.replicas
+        for lease_id in sight.evicted:
+            live.held.evict(lease_id)
+        if sight.is_lost:
+            log.warning("the store has lost the books", extra={"pool": live.pool.name})
+            await self._open(live)
+            survivors = live.held.survivors(self._clock.now_ms())
+            await self._store.restore(live.pool.name, survivors, self._config.server.lease_ttl_ms)
+        elif sight.tick is not None:
+            live.tick, live.is_published = sight.tick, True
 
     def _has_moved(self, live: LivePool, now_ms: int) -> bool:
         """Whether a ramp has changed what is usable since a second ago: guarantees must not wait for a long tick."""
@@ -133,11 +183,6 @@ class Housekeeper:
 
     def _is_renewal_due(self) -> bool:
         return self._clock.now_ms() >= self._renew_due_ms
-
-    def _forget(self, name: str) -> None:
-        """A pool that is gone and holds nothing."""
-        del self._live[name]
-        self._held.pop(name, None)
 
     async def reload(self, config: Config) -> None:
         """
@@ -157,11 +202,13 @@ class Housekeeper:
                 )
             live.pool = pool
             live.keep_learned(pool)
+            live.is_open = False
             live.tick_due_ms = min(live.tick_due_ms, now_ms + pool.tick_ms)
             live.tick = first_tick(pool, live.ramp.usable(now_ms), live.tick.standings)
+            live.own_terms = live.tick.terms
         self._config = config
         self._renew_due_ms = now_ms  # leases taken from now on may live shorter
-        await self._publish_all()
+        await self._open_all()
 
     async def refresh(self) -> None:
         """Read all books for a report; on a store failure the last reading stays."""
@@ -174,44 +221,80 @@ class Housekeeper:
     # ------------------------------------------------------------------
 
     def _new_pool(self, pool: Pool, now_ms: int) -> LivePool:
+        tick = first_tick(pool, pool.capacity)
         return LivePool(
             pool=pool,
             ramp=Ramp.steady(pool.capacity, per_second=pool.ramp_per_second),
-            tick=first_tick(pool, pool.capacity),
+            tick=tick,
             tick_due_ms=now_ms + pool.tick_ms,
+            own_terms=tick.terms,
         )
 
-    async def _publish_all(self) -> None:
-        try:
-            for live in self.pools():
-                await self._store.publish(live.pool.name, live.tick, live.pool.window_ms)
-            self._store_answers = True
-        except StoreError as error:
-            self._store_answers = False
-            for live in self.pools():
-                live.tick_due_ms = self._clock.now_ms()
-            tell_store_failure(self._observer, "publish", error)
+    async def _open_all(self) -> None:
+        """Open the books of all pools; what fails is tried again in the next round."""
+        answers = True
+        for live in self.pools():
+            answers = await self._answers("open", self._open, live) and answers
+        self._store_answers = answers
+        self._has_answered = self._has_answered or answers
+
+    async def _open(self, live: LivePool) -> None:
+        """
+        Join those who share the pool, or begin.
+
+        Whoever comes with a configuration of its own puts that in force, with the debts and bursts that there are.
+        """
+        pool, now_ms = live.pool, self._clock.now_ms()
+        opening = await self._store.open(pool.name, _fingerprint(pool))
+        found = opening.tick
+        if found is not None and not opening.leads:
+            live.tick = found
+        elif found is not None:
+            live.ramp = Ramp.steady(found.usable, per_second=pool.ramp_per_second).toward(
+                pool.capacity, now_ms=now_ms, per_second=pool.ramp_per_second
+            )
+            live.tick = first_tick(pool, live.ramp.usable(now_ms), found.standings)
+        if found is None or opening.leads:
+            await self._publish(live)
+        live.is_open = True
+
+    async def _publish(self, live: LivePool) -> None:
+        """Put the tick in force, unless another replica has taken over meanwhile; then its own is seen soon."""
+        live.is_published = False
+        await self._store.publish(live.pool.name, live.tick, live.pool.window_ms)
+        live.is_published = True
 
     async def _tick(self, live: LivePool) -> None:
-        reading = await self._store.close_tick(live.pool.name)
+        pool, now_ms = live.pool, self._clock.now_ms()
+        after_ms = min(pool.tick_ms, RAMP_STEP_MS) // YOUNG
+        if now_ms >= live.tick_due_ms:
+            after_ms = pool.tick_ms // YOUNG
+        reading = await self._store.close_tick(pool.name, after_ms)
         now_ms = self._clock.now_ms()
         if reading is not None:
-            live.tick = next_tick(
-                live.pool,
-                live.tick,
-                live.ramp.usable(now_ms),
-                reading.meters,
-                max(1, reading.elapsed_ms),
-            )
-            await self._store.publish(live.pool.name, live.tick, live.pool.window_ms)
-        live.tick_due_ms = now_ms + live.pool.tick_ms
+            usable, elapsed_ms = live.ramp.usable(now_ms), max(1, reading.elapsed_ms)
+            live.tick = next_tick(pool, live.tick, usable, reading.meters, elapsed_ms)
+            live.is_published = False
+        live.tick_due_ms = now_ms + pool.tick_ms
+        if not live.is_published:
+            await self._publish(live)
 
-    async def _renew(self) -> None:
+    async def _renew_all(self) -> None:
+        for live in list(self._live.values()):
+            if len(live.held):
+                await self._renew(live)
         ttl_ms = self._config.server.lease_ttl_ms
-        for pool, lease_ids in list(self._held.items()):
-            if lease_ids:
-                await self._store.renew(pool, list(lease_ids), ttl_ms)
         self._renew_due_ms = self._clock.now_ms() + ttl_ms // RENEWALS_PER_TTL
+
+    async def _renew(self, live: LivePool) -> None:
+        """Keep all leases alive; those that the store has lost are held again, those that it wants back end."""
+        name, ttl_ms = live.pool.name, self._config.server.lease_ttl_ms
+        renewal = await self._store.renew(name, live.held.lease_ids(), ttl_ms)
+        for lease_id in renewal.evicted:
+            live.held.evict(lease_id)
+        survivors = live.held.survivors(self._clock.now_ms(), renewal.missing)
+        if survivors:
+            await self._store.restore(name, survivors, ttl_ms)
 
     def _expired(self, live: LivePool, lease: Lease) -> None:
         """A lease was lost with its owner: what it reserved stays charged."""
@@ -235,3 +318,8 @@ class Housekeeper:
                 held_ms=max(0, lease.expires_at_ms - lease.admitted_at_ms),
             )
         )
+
+
+def _fingerprint(pool: Pool) -> str:
+    """Of a pool's configuration: equal ones on all replicas are equal."""
+    return hashlib.blake2b(repr(pool).encode(), digest_size=16).hexdigest()

@@ -3,15 +3,17 @@ A pool as this replica knows it between two ticks.
 """
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from envoy_tokenpools.core.admission import Terms
 from envoy_tokenpools.core.cost import OutputHistory, PromptRatio
 from envoy_tokenpools.core.ledger import InUse, LedgerView
-from envoy_tokenpools.core.pool import Pool
+from envoy_tokenpools.core.pool import OnStoreError, Pool
 from envoy_tokenpools.core.ramp import Ramp
 from envoy_tokenpools.core.tick import Tick
 from envoy_tokenpools.errors import RequestError
+from envoy_tokenpools.gate.holding import Holdings
 from envoy_tokenpools.gate.waiting import WaitingRoom
 
 
@@ -29,6 +31,11 @@ class LivePool:
         ratios: reported over estimated prompt tokens, per model.
         view: the books as last read, for reports.
         waiting: requests that wait for capacity, here.
+        held: leases of requests that run, here.
+        replicas: how many share the pool, as last seen.
+        is_open: this replica has joined those who share the pool, with the configuration in force here.
+        is_published: whether the tick was put in force, by whomever.
+        own_terms: by this replica's own configuration, before anything was asked for.
     """
 
     pool: Pool
@@ -39,16 +46,30 @@ class LivePool:
     ratios: dict[str, PromptRatio] = field(default_factory=dict)
     view: LedgerView = field(default_factory=lambda: LedgerView(InUse(), {}))
     waiting: WaitingRoom = field(default_factory=WaitingRoom)
+    held: Holdings = field(default_factory=Holdings)
+    replicas: int = 1
+    is_open: bool = False
+    is_published: bool = True
+    own_terms: Mapping[str, Terms] = field(default_factory=dict)
     _counting: dict[str, asyncio.Lock] = field(default_factory=dict)
+
+    @property
+    def may_decide_alone(self) -> bool:
+        """Whether requests of any class are decided here while the store is away."""
+        return OnStoreError.ALLOW in self.pool.on_store_error.values()
 
     def terms(self, entitlement: str) -> Terms:
         """
         The terms of `entitlement` now.
 
+        What another replica has published need not know it, if their configurations differ for a while.
+
         Raises:
             RequestError: 404, a reload has removed it.
         """
         terms = self.tick.terms.get(entitlement)
+        if terms is None:
+            terms = self.own_terms.get(entitlement)
         if terms is None:
             raise RequestError(404, "model_not_found", "The entitlement has just been removed.")
         return terms

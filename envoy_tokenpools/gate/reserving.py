@@ -3,6 +3,7 @@ How a claim becomes a lease: asked at once, again while it waits, and undone whe
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
@@ -15,7 +16,7 @@ from envoy_tokenpools.gate.housekeeping import Housekeeper
 from envoy_tokenpools.gate.live import LivePool
 from envoy_tokenpools.gate.waiting import Waiter
 from envoy_tokenpools.observer import Observer, Waited, WaitEnd
-from envoy_tokenpools.store.base import Reply, Store
+from envoy_tokenpools.store.base import Reply, Store, Survivor
 
 OnWait = Callable[[int], Awaitable[None]]
 """Told once, before a request begins to wait, for how many milliseconds it may."""
@@ -26,11 +27,20 @@ RECHECK_MS = (10, 250)
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What came of a claim in the end, as it was asked then, and how long it waited for that."""
+    """
+    What came of a claim in the end.
+
+    Attributes:
+        reply: the answer.
+        claim: as it was asked then.
+        waited_us: how long it waited for that.
+        is_alone: it was decided without the store.
+    """
 
     reply: Reply
     claim: Claim
     waited_us: int = 0
+    is_alone: bool = False
 
 
 class Reservations:
@@ -102,6 +112,14 @@ class Reservations:
             room.is_served = False
         self._watch(live)
 
+    def undo(self, pool: str, lease_id: str) -> None:
+        """Give back what a claim may have got."""
+        self._spawn(self._undo(pool, lease_id))
+
+    def report(self, pool: str, lease: Lease, ttl_ms: int) -> None:
+        """Tell the store, as soon as it is back, of a lease that was granted without it."""
+        self._spawn(self._report(pool, lease, ttl_ms))
+
     async def close(self) -> None:
         """Send away whoever waits, and finish what is being undone."""
         for live in self._house.pools():
@@ -118,10 +136,10 @@ class Reservations:
         try:
             reply = await self._store.reserve(pool, claim)
         except asyncio.CancelledError:
-            self._spawn(self._undo(pool, claim.lease_id))
+            self.undo(pool, claim.lease_id)
             raise
         if isinstance(reply.outcome, Lease):
-            self._house.hold(pool, claim.lease_id)
+            self._house.hold(pool, reply.outcome)
         for lease_id in reply.evicted:
             self._house.evict(pool, lease_id)
         return reply
@@ -175,6 +193,11 @@ class Reservations:
             await self._store.settle(pool, lease_id, 0)
         except StoreError as error:
             tell_store_failure(self._observer, "settle", error)
+
+    async def _report(self, pool: str, lease: Lease, ttl_ms: int) -> None:
+        # The store keeps it, whether or not it answers now.
+        with contextlib.suppress(StoreError):
+            await self._store.restore(pool, [Survivor(lease, 0)], ttl_ms)
 
     def _tell_wait(self, live: LivePool, waiter: Waiter, end: WaitEnd) -> None:
         entitlement = live.pool.entitlements.get(waiter.entitlement)

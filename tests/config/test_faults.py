@@ -10,6 +10,10 @@ NAME_RULE = "must be 1 to 63 letters, digits, '.', '_' or '-', with a letter or 
 MODEL_RULE = "must be 1 to 256 printable characters, no blanks around"
 UNIT_RULE = "needs a unit: 500ms, 2s, 5m or 1h"
 ONE_KV_RULE = "exactly one of kv_bytes_per_token and model_shape is required"
+UNKNOWN_SCHEME = (
+    "unknown scheme; known: memory://, redis://, rediss://, redis+sentinel://, redis+cluster://,"
+    " unix://"
+)
 CAPACITY = {"tokens_per_second": 100, "kv_cache": "1GiB", "concurrency": 4}
 SHAPE = {"layers": 36, "kv_heads": 8, "head_dim": 128, "bytes_per_value": 2}
 
@@ -204,8 +208,11 @@ def test_faults_of_a_key(key: object, fault: str) -> None:
         ({"pools": None}, ["pools: must be a list"]),
         ({"pool": []}, ["pool: unknown field"]),
         ({"default_pool": "large"}, ["default_pool: no pool has this name"]),
-        ({"state": "redis://:hunter2@db"}, ["state: unknown scheme redis; known: memory://"]),
-        ({"state": "hunter2"}, ["state: is not the URL of a store; known: memory://"]),
+        ({"state": "etcd://:hunter2@db"}, [f"state: {UNKNOWN_SCHEME}"]),
+        ({"state": "hunter2"}, [f"state: {UNKNOWN_SCHEME}"]),
+        ({"state": "redis://:hunter2@"}, ["state: the host is missing"]),
+        ({"state": {"env": "MISSING"}}, ["state.env: the environment has no variable MISSING"]),
+        ({"state": {"plain": "x"}}, ["state: must be a URL or {env: NAME}"]),
         ({"state": "memory://hunter2"}, ["state: must be exactly memory://"]),
         ({"state": 5}, ["state: must be text (put it in quotes)"]),
         ({"server": {"max_body": "1B"}}, ["server.max_body: must be at least 1KiB"]),
@@ -287,7 +294,7 @@ def test_reserved_baselines_fit_the_capacity() -> None:
 
 
 EVERYTHING_WRONG = """
-state: redis://:hunter2@db
+state: etcd://:hunter2@db
 default_pool: nowhere
 extra: 1
 server: {max_body: 1, drain: soon}
@@ -321,7 +328,7 @@ def test_all_faults_are_told_at_once() -> None:
             "extra: unknown field",
             "server.max_body: must be at least 1KiB",
             "server.drain: must be a duration such as 500ms, 2s, 5m or 1h",
-            "state: unknown scheme redis; known: memory://",
+            f"state: {UNKNOWN_SCHEME}",
             "default_pool: no pool has this name",
             "pools[0].models[2]: must be text (put it in quotes)",
             "pools[0].models[1]: the model is taken by pools[0].models[0]",

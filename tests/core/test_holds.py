@@ -36,7 +36,7 @@ def test_the_oldest_ends_first_and_the_others_at_even_distances(
     now_ms: int, ahead: int, wait_ms: int
 ) -> None:
     """Four leases of 8 s: the oldest when its time is over, one more every 2 s; one overdue may end at any time."""
-    hold_time = HoldTime(mean_ms=8_000)
+    hold_time = HoldTime(mean_us=8_000_000)
     held = leases(0, 0, 0, 0)
     assert hold_time.wait_ms(held, USABLE, ahead, now_ms) == wait_ms
 
@@ -61,15 +61,15 @@ def test_the_first_that_ends_tells_most() -> None:
     """Then each moves the mean by a tenth."""
     hold_time = HoldTime()
     hold_time.learn(8_000)
-    assert hold_time.mean_ms == 8_000
+    assert hold_time.mean_us == 8_000_000
     hold_time.learn(9_000)
-    assert hold_time.mean_ms == pytest.approx(8_100)
+    assert hold_time.mean_us == 8_100_000
 
 
 def test_where_nothing_is_held_somebody_else_holds_it() -> None:
     """An entitlement without leases in a full pool: it waits as long as leases last; the least is a millisecond."""
-    assert HoldTime(mean_ms=3_000).wait_ms({}, USABLE, 0, 0) == 3_000
-    assert HoldTime(mean_ms=0.1).wait_ms(leases(0), USABLE, 0, 10) == 1
+    assert HoldTime(mean_us=3_000_000).wait_ms({}, USABLE, 0, 0) == 3_000
+    assert HoldTime(mean_us=100).wait_ms(leases(0), USABLE, 0, 10) == 1
 
 
 def test_a_pool_without_a_rate_is_guessed_within_bounds() -> None:

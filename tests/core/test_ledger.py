@@ -421,14 +421,14 @@ def test_a_sweep_finds_what_is_due_however_leases_were_taken_and_renewed() -> No
 
 
 def test_a_window_that_was_changed_is_in_force_though_the_terms_are_the_same() -> None:
-    """The bucket of a share is as deep as the window says, published or claimed."""
+    """The bucket of a share is as deep as the window says that was published, whatever a claim says."""
     ledger, mine = Ledger(), terms(share=amount(100))
     ledger.publish({"a": mine}, amount(), 1_000, 0)
     assert ledger._accounts["a"].share.remaining == 100
     ledger.publish({"a": mine}, amount(), 5_000, 0)
     assert ledger._accounts["a"].share.remaining == 500
     ledger.reserve(claim("l", cost(1), mine, amount(), window_ms=2_000), 0)
-    assert ledger._accounts["a"].share.remaining == 199
+    assert ledger._accounts["a"].share.remaining == 499
 
 
 def test_terms_that_are_equal_are_the_same() -> None:

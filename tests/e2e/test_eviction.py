@@ -61,7 +61,7 @@ class Rig:
     @property
     def leases(self) -> list[str]:
         """What is held, oldest first."""
-        return list(self.both.filter.gate.house._held.get("pool", {}))
+        return self.both.filter.gate.house.held("pool")
 
 
 @contextlib.asynccontextmanager

@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
 from envoy_tokenpools.config import ServerSettings
+from envoy_tokenpools.core.admission import Lease
 from envoy_tokenpools.core.ledger import InUse
 from envoy_tokenpools.core.pool import Pool, ServiceClass
 from envoy_tokenpools.errors import RequestError
@@ -151,6 +152,7 @@ async def test_a_shed_request_is_answered_once(running: Running) -> None:
     running.desk.gate.house.pool(POOL).ramp = replace(
         running.desk.gate.house.pool(POOL).ramp, start=amount(0), target=amount(0)
     )
+    await running.desk.pass_ms(1_000)
     call = running.call()
     _, reply = await running.say(call, post_rh(), rb(HI))
     status, headers, _ = immediate_of(reply)
@@ -477,7 +479,7 @@ async def code_of(call: Call) -> grpc.StatusCode:
 
 async def evict_all(running: Running) -> None:
     """The store wants every lease back."""
-    for lease_id in list(running.desk.gate.house._held["pool"]):
+    for lease_id in running.desk.gate.house.held("pool"):
         running.desk.gate.house.evict("pool", lease_id)
 
 
@@ -527,8 +529,8 @@ async def test_a_lease_that_is_wanted_back_at_once(
     """Evicted before anybody listened: its request never goes upstream."""
     hold = running.desk.gate.house.hold
 
-    def hold_evicted(pool_name: str, lease_id: str) -> Holding:
-        holding = hold(pool_name, lease_id)
+    def hold_evicted(pool_name: str, lease: Lease) -> Holding:
+        holding = hold(pool_name, lease)
         holding.evict()
         return holding
 

@@ -12,7 +12,15 @@ from envoy_tokenpools.core.admission import Claim, Lease, Settlement
 from envoy_tokenpools.core.ledger import LedgerView
 from envoy_tokenpools.core.tick import Tick
 from envoy_tokenpools.errors import StoreError
-from envoy_tokenpools.store.base import Reply, TickReading
+from envoy_tokenpools.store.base import (
+    Listener,
+    Opening,
+    Renewal,
+    Reply,
+    Sight,
+    Survivor,
+    TickReading,
+)
 from envoy_tokenpools.store.memory import MemoryStore
 
 
@@ -65,9 +73,25 @@ class CountingStore:
             await self._return("settle")
             return settlement
 
-    async def renew(self, pool: str, lease_ids: Sequence[str], ttl_ms: int) -> None:
+    async def renew(self, pool: str, lease_ids: Sequence[str], ttl_ms: int) -> Renewal:
         """See `Store`; housekeeping takes no time here, and never fails."""
-        await self._memory.renew(pool, lease_ids, ttl_ms)
+        return await self._memory.renew(pool, lease_ids, ttl_ms)
+
+    async def restore(self, pool: str, survivors: Sequence[Survivor], ttl_ms: int) -> None:
+        """See `Store`."""
+        self.leased.update(survivor.lease.lease_id for survivor in survivors)
+        await self._memory.restore(pool, survivors, ttl_ms)
+
+    async def open(self, pool: str, fingerprint: str) -> Opening:
+        """See `Store`."""
+        return await self._memory.open(pool, fingerprint)
+
+    async def look(self, pool: str, known: Tick) -> Sight:
+        """See `Store`."""
+        return await self._memory.look(pool, known)
+
+    def listen(self, listener: Listener) -> None:
+        """See `Store`."""
 
     async def sweep(self, pool: str) -> tuple[Lease, ...]:
         """See `Store`."""
@@ -75,13 +99,13 @@ class CountingStore:
         self.ended.update(lease.lease_id for lease in expired)
         return expired
 
-    async def close_tick(self, pool: str) -> TickReading | None:
+    async def close_tick(self, pool: str, after_ms: int = 0) -> TickReading | None:
         """See `Store`."""
-        return await self._memory.close_tick(pool)
+        return await self._memory.close_tick(pool, after_ms)
 
-    async def publish(self, pool: str, tick: Tick, window_ms: int) -> None:
+    async def publish(self, pool: str, tick: Tick, window_ms: int) -> bool:
         """See `Store`."""
-        await self._memory.publish(pool, tick, window_ms)
+        return await self._memory.publish(pool, tick, window_ms)
 
     async def snapshot(self, pool: str) -> LedgerView:
         """See `Store`."""

@@ -177,7 +177,7 @@ class _Play:
     async def check_books(self) -> None:
         """Every lease has ended exactly once, everything is charged within bounds, nothing is in use."""
         desk, store = self.desk, self.store
-        assert not any(desk.gate.house._held.values())
+        assert not any(desk.gate.house.held(name) for name in desk.config.pools)
         if store.failures:
             # What could not be given back returns by itself.
             await desk.pass_ms(desk.config.server.lease_ttl_ms + 1)

@@ -9,7 +9,7 @@ import pytest
 from envoy_tokenpools.config import ServerSettings
 from envoy_tokenpools.core.admission import Lease
 from envoy_tokenpools.core.ledger import InUse
-from envoy_tokenpools.core.pool import Pool, ServiceClass
+from envoy_tokenpools.core.pool import OnStoreError, Pool, ServiceClass
 from envoy_tokenpools.core.resources import Resources
 from envoy_tokenpools.core.tick import Tick
 from envoy_tokenpools.errors import StoreError
@@ -77,7 +77,7 @@ async def test_a_tick_that_another_replica_took_changes_nothing() -> None:
     """Its reading is not ours; ours is due again in its time."""
     desk, store = await distant()
 
-    async def taken(_: str) -> None:
+    async def taken(_: str, __: int) -> None:
         store.calls.append("close_tick")
 
     store.close_tick = taken  # type: ignore[method-assign, assignment]
@@ -137,7 +137,7 @@ async def test_a_renewal_that_failed_is_tried_again_in_the_next_round() -> None:
     await desk.admit(by_ids(100))
     store.failing.add("renew")
     await desk.pass_ms(TTL_MS - 500)
-    assert desk.observer.store_failures == ["housekeeping"]
+    assert desk.observer.store_failures == ["renew"]
     store.failing.clear()
     await desk.pass_ms(250)
     await desk.pass_ms(TTL_MS - 1)
@@ -148,12 +148,12 @@ async def test_a_pool_may_get_its_first_lease_while_others_are_renewed() -> None
     """Renewing takes time, and requests do not wait for it."""
     other = replace(POOL, name="other", models=("o",))
     desk, store = await distant(POOL, other)
-    await desk.admit(by_ids(100))
+    held = await desk.admit(by_ids(100))
     desk.clock.advance(TTL_MS // 2)
     looking_after = asyncio.create_task(desk.gate.house.round())
     await asyncio.sleep(0)
     assert store.calls[-1] == "renew"
-    desk.gate.house.hold("other", "lease-of-another-pool")
+    desk.gate.house.hold("other", replace(held.lease, lease_id="lease-of-another-pool"))
     await looking_after
     assert desk.gate.is_ready
 
@@ -196,8 +196,9 @@ async def test_a_lost_lease_of_nobody_known_is_taken_back_silently() -> None:
 
 
 async def test_readiness_follows_the_store() -> None:
-    """Lost with the first failure, back with the first round that works; every failure is counted."""
-    desk, store = await distant()
+    """Where nobody is admitted without it: lost with the first failure, back with the first round that works."""
+    nobody = dict.fromkeys(ServiceClass, OnStoreError.DENY)
+    desk, store = await distant(replace(POOL, on_store_error=nobody))
     assert desk.gate.is_ready
     store.failing.update(("sweep", "publish"))
     await desk.pass_ms(250)
@@ -237,12 +238,15 @@ async def test_terms_that_could_not_be_published_are_published_in_the_next_round
         await house.start()
     else:
         await desk.gate.reload(configured(dedicated))
-    assert not house.is_ready
-    assert desk.observer.store_failures == ["publish"]
+    assert not house.store_answers
+    assert house.is_ready is (operation == "reload"), (
+        "it decides alone, but not before it ever knew the books"
+    )
+    assert desk.observer.store_failures == ["open"]
     store.failing.clear()
     desk.clock.advance(250)
     await house.round()
-    assert house.is_ready
+    assert house.store_answers
     spare = claim("1", cost(), terms("a"), CAPACITY)
     assert not isinstance((await store.reserve("pool", spare)).outcome, Lease)
 
@@ -282,7 +286,7 @@ async def test_what_fails_for_one_pool_holds_up_no_other(caplog: pytest.LogCaptu
         await desk.pass_ms(5_000)
         assert await desk.total("other") == InUse()
         assert (tick_of(desk).number, tick_of(desk, "other").number) == (0, 1)
-        assert not desk.gate.is_ready
+        assert not desk.gate.house.store_answers
     assert "housekeeping failed" in [record.getMessage() for record in caplog.records]
 
 

@@ -39,7 +39,7 @@ async def test_a_reload_keeps_leases_debts_and_lessons() -> None:
     await desk.gate.reload(configured(replace(POOL, entitlements={"a": SPOT, "b": wider})))
     assert tick_of(desk).standings["b"].debt == debt
     assert (await desk.total()).in_flight == 1
-    desk.clock.advance(4_000)  # the ramp of what the reload added
+    await desk.pass_ms(4_000)  # the ramp of what the reload added
     assert (await desk.admit(by_ids(100), "b")).lease.cost.prompt_tokens == 200
     await desk.pass_ms(TTL_MS // RENEWALS_PER_TTL)
     await desk.pass_ms(TTL_MS - 1)

@@ -10,9 +10,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
 from envoy_tokenpools.clock import ManualClock
+from envoy_tokenpools.config import parse_address
 from envoy_tokenpools.core.admission import Claim, Lease, Refusal, Settlement
 from envoy_tokenpools.store.base import Store
 from envoy_tokenpools.store.factory import open_store
+from envoy_tokenpools.store.redis.server import RedisServer
+from envoy_tokenpools.store.redis.store import RedisStore
+from tests.support.shared_redis import shared_server
 
 _NUMBERS = itertools.count(1)
 
@@ -66,6 +70,27 @@ async def memory() -> AsyncIterator[Books]:
     await store.close()
 
 
+def redis_store(clock: ManualClock) -> Store:
+    """Empty books on a real server."""
+    address = parse_address(f"{shared_server()}?prefix=test-{next(_NUMBERS)}")
+    return RedisStore(
+        RedisServer(address), owner="0", prefix=address.prefix, deadline_ms=5_000, clock=clock
+    )
+
+
+@asynccontextmanager
+async def redis() -> AsyncIterator[Books]:
+    """The books on a real server, by our time."""
+    clock = ManualClock(1_000_000)
+
+    async def pass_ms(ms: int) -> None:
+        clock.advance(ms)
+
+    store = redis_store(clock)
+    yield Books(store, pass_ms, "pool")
+    await store.close()
+
+
 Opener = Callable[[], AbstractAsyncContextManager[Books]]
 
-STORES: dict[str, Opener] = {"memory": memory}
+STORES: dict[str, Opener] = {"memory": memory, "redis": redis}

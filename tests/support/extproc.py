@@ -220,7 +220,7 @@ def admit(order: Order) -> Admitted:
         remaining_concurrency=7,
         reset_concurrency_ms=0,
     )
-    return Admitted(order, lease, balance, 8, Holding(lease.lease_id))
+    return Admitted(order, lease, balance, 8, Holding(lease, 0))
 
 
 @dataclass(slots=True)

@@ -19,7 +19,16 @@ from envoy_tokenpools.gate.order import Admitted, Order, Outcome, Refused, Verdi
 from envoy_tokenpools.observer import Ending
 from envoy_tokenpools.openai.request import Endpoint, parse_request
 from envoy_tokenpools.openai.usage import Metered, Usage
-from envoy_tokenpools.store.base import Reply, Store, TickReading
+from envoy_tokenpools.store.base import (
+    Listener,
+    Opening,
+    Renewal,
+    Reply,
+    Sight,
+    Store,
+    Survivor,
+    TickReading,
+)
 from envoy_tokenpools.store.memory import MemoryStore
 from tests.support.observers import RecordingObserver
 
@@ -98,30 +107,49 @@ class DistantStore:
         await self._travel("settle")
         return await self._memory.settle(pool, lease_id, tokens)
 
-    async def renew(self, pool: str, lease_ids: Sequence[str], ttl_ms: int) -> None:
+    async def renew(self, pool: str, lease_ids: Sequence[str], ttl_ms: int) -> Renewal:
         """See `Store`."""
         await self._travel("renew")
-        await self._memory.renew(pool, lease_ids, ttl_ms)
+        return await self._memory.renew(pool, lease_ids, ttl_ms)
+
+    async def restore(self, pool: str, survivors: Sequence[Survivor], ttl_ms: int) -> None:
+        """See `Store`."""
+        await self._travel("restore")
+        await self._memory.restore(pool, survivors, ttl_ms)
 
     async def sweep(self, pool: str) -> tuple[Lease, ...]:
         """See `Store`."""
         await self._travel("sweep")
         return await self._memory.sweep(pool)
 
-    async def close_tick(self, pool: str) -> TickReading | None:
+    async def open(self, pool: str, fingerprint: str) -> Opening:
+        """See `Store`."""
+        await self._travel("open")
+        return await self._memory.open(pool, fingerprint)
+
+    async def look(self, pool: str, known: Tick) -> Sight:
+        """See `Store`."""
+        await self._travel("look")
+        return await self._memory.look(pool, known)
+
+    async def close_tick(self, pool: str, after_ms: int = 0) -> TickReading | None:
         """See `Store`."""
         await self._travel("close_tick")
-        return await self._memory.close_tick(pool)
+        return await self._memory.close_tick(pool, after_ms)
 
-    async def publish(self, pool: str, tick: Tick, window_ms: int) -> None:
+    async def publish(self, pool: str, tick: Tick, window_ms: int) -> bool:
         """See `Store`."""
         await self._travel("publish")
-        await self._memory.publish(pool, tick, window_ms)
+        return await self._memory.publish(pool, tick, window_ms)
 
     async def snapshot(self, pool: str) -> LedgerView:
         """See `Store`."""
         await self._travel("snapshot")
         return await self._memory.snapshot(pool)
+
+    def listen(self, listener: Listener) -> None:
+        """See `Store`."""
+        self.listener = listener
 
     async def close(self) -> None:
         """See `Store`."""
