@@ -314,5 +314,10 @@ class Reporter(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether decisions can be made: configuration in force and store reachable."""
+        """Whether decisions can be made: configuration in force, and the store reachable or not needed."""
+        ...
+
+    @property
+    def store_answers(self) -> bool:
+        """Whether the store is reachable."""
         ...

@@ -325,8 +325,13 @@ class Gate:
 
     @property
     def is_ready(self) -> bool:
-        """Whether terms are in force and the store answered last time."""
+        """Whether terms are in force, and requests can be decided on."""
         return self.house.is_ready
+
+    @property
+    def store_answers(self) -> bool:
+        """Whether the store answered the last time it was asked; else this replica decides alone, or nobody does."""
+        return self.house.store_answers
 
     async def close(self) -> None:
         """Send away whoever waits, and finish what is being undone."""

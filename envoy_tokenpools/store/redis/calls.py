@@ -91,6 +91,7 @@ class Line:
         self._sent_at: float | None = None
         self._is_troubled = False
         self._is_late = False
+        self._cause = ""
         self._calls = 0
         self._is_closed = False
         self.epoch = ""
@@ -110,7 +111,8 @@ class Line:
             StoreError: there is none in time.
         """
         if self.is_troubled:
-            raise StoreError("the store is away or too slow", transient=True, uncertain=False)
+            message = f"the store is away or too slow{self._cause}"
+            raise StoreError(message, transient=True, uncertain=False)
         return await self._ask(operation, self._deadline_s, is_kept=False)
 
     async def ask(self, operation: Operation, *, within_s: float, is_kept: bool = False) -> Answer:
@@ -172,7 +174,8 @@ class Line:
             if asked.answer.done():
                 continue
             if asked.expires_at <= now:
-                message, is_sent = "the store did not answer in time", asked in self._flying
+                message = f"the store did not answer in time{self._cause}"
+                is_sent = asked in self._flying
                 _fail(asked, StoreError(message, transient=True, uncertain=is_sent))
             else:
                 following = min(following, asked.expires_at)
@@ -210,6 +213,7 @@ class Line:
                 epoch, answers = wire.decode_answers(reply, len(self._flying))
             except StoreError as error:
                 failures += 1
+                self._cause = f" ({error})"
                 self._is_late = False
                 if not error.transient:
                     self._refuse(error)
@@ -239,6 +243,7 @@ class Line:
             if not asked.answer.done():
                 asked.answer.set_result(answer)
         self._flying = []
+        self._cause = ""
         if is_new:
             self._on_epoch()
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 from redis.asyncio import Redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.maint_notifications import MaintNotificationsConfig
@@ -91,17 +91,21 @@ class RedisServer:
     async def messages(self, channels: Sequence[str]) -> AsyncIterator[tuple[str, bytes]]:
         """See `Server.messages`."""
         try:
-            async with await self._subscriber() as client, client.pubsub() as subscription:
-                await subscription.subscribe(*channels)
-                async for message in subscription.listen():
-                    if message["type"] == "message":
-                        yield message["channel"].decode(), message["data"]
+            client = await self._subscriber()
+            try:
+                async with client.pubsub() as subscription:
+                    await subscription.subscribe(*channels)
+                    async for message in subscription.listen():
+                        if message["type"] == "message":
+                            yield message["channel"].decode(), message["data"]
+            finally:
+                await _close(client)
         except _FAILURES as error:
             raise _failure(error) from error
 
     async def close(self) -> None:
         """See `Server.close`."""
-        await self._client.aclose()
+        await _close(self._client)
 
     async def _subscriber(self) -> Redis:
         """A client of its own: of a cluster any node will do, for all of them repeat what is published."""
@@ -116,6 +120,13 @@ class RedisServer:
         """A connection may lead to a server that was replaced: the next call looks for it anew."""
         if isinstance(self._client, Redis):
             await self._client.connection_pool.disconnect(inuse_connections=False)
+
+
+async def _close(client: "Redis | RedisCluster") -> None:
+    await client.aclose()
+    if isinstance(client, Redis) and isinstance(client.connection_pool, SentinelConnectionPool):
+        for sentinel in client.connection_pool.sentinel_manager.sentinels:
+            await sentinel.aclose()
 
 
 def _failure(error: Exception) -> StoreError:
