@@ -48,16 +48,30 @@ class _Call:
     One gRPC stream and the exchange that it carries.
 
     An eviction comes from outside. While the stream is read nothing is being written, so that it can be acted upon at
-    once; else whoever writes does so next. Two must never write at the same time.
+    once; else whoever writes does so next. Two must never write at the same time, nor anybody once the stream has ended.
     """
 
-    __slots__ = ("exchange", "is_evicted", "is_reading", "stream")
+    __slots__ = ("_ending", "exchange", "is_evicted", "is_reading", "stream")
 
     def __init__(self, exchange: Exchange, stream: Stream) -> None:
         self.exchange = exchange
         self.stream = stream
         self.is_reading = False
         self.is_evicted = False
+        self._ending: Actions = ()
+
+    def evict(self) -> None:
+        """From here on the exchange has nothing more to say but how it ends."""
+        self.is_evicted = True
+        if self.is_reading:
+            self._ending = self.exchange.evicted()
+
+    def take_ending(self) -> Actions:
+        """How an evicted exchange ends: whoever acts on it takes it."""
+        ending, self._ending = self._ending, ()
+        if self.is_evicted and not ending:
+            return self.exchange.evicted()
+        return ending
 
     async def read(self) -> ProcessingRequest | None:
         """The next message; None at the end."""
@@ -109,16 +123,21 @@ class ExtProcService:
                 await self._act(call, actions)
                 del actions
                 if call.is_evicted:
-                    await self._act(call, exchange.evicted())
+                    await self._act(call, call.take_ending())
         except grpc.aio.AbortError:
             raise
+        except grpc.aio.BaseError as error:
+            log.debug("stream ended while it was written to", extra={"error": str(error)})
         except Exception:
             log.exception("exchange failed")
             await stream.abort(grpc.StatusCode.INTERNAL, "exchange failed")
         finally:
             # Also when cancelled: what was admitted is settled by a task of its own, which no client can cancel.
             self._open_streams -= 1
-            for action in exchange.finish(shutting_down=self._is_stopping):
+            for action in (
+                *call.take_ending(),
+                *exchange.finish(shutting_down=self._is_stopping),
+            ):
                 if isinstance(action, Settle):
                     self._settle(action.outcome)
             if self._open_streams == 0:
@@ -148,18 +167,19 @@ class ExtProcService:
             return exchange.refused(verdict.answer)
         actions = exchange.admitted(verdict)
         verdict.holding.on_evict(lambda: self._evict(call))
-        return exchange.evicted() if call.is_evicted else actions
+        return call.take_ending() if call.is_evicted else actions
 
     def _evict(self, call: _Call) -> None:
-        call.is_evicted = True
+        call.evict()
         if call.is_reading:
-            # From here on the exchange has nothing more to say, so that nobody else writes.
-            self._spawn(self._end(call, call.exchange.evicted()))
+            self._spawn(self._end(call))
 
-    async def _end(self, call: _Call, actions: Actions) -> None:
-        """Act on an eviction from outside; Envoy may be gone by now."""
+    async def _end(self, call: _Call) -> None:
+        """Act on an eviction from outside, unless the stream's own task is there first; Envoy may be gone by now."""
+        if not call.is_reading:
+            return
         try:
-            await self._act(call, actions)
+            await self._act(call, call.take_ending())
         except grpc.aio.AbortError:
             pass
         except (grpc.aio.BaseError, asyncio.CancelledError) as error:

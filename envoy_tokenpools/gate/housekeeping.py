@@ -124,8 +124,12 @@ class Housekeeper:
         answers = True
         if self._is_renewal_due():
             answers = await self._answers("renew", self._renew_all)
-        for live in list(self._live.values()):
-            answers = await self._answers("housekeeping", self._look_after, live) and answers
+        # All at once: a store that is away keeps each of them waiting.
+        looked = [
+            self._answers("housekeeping", self._look_after, live)
+            for live in list(self._live.values())
+        ]
+        answers = all(await asyncio.gather(*looked)) and answers
         if answers and not self._store_answers:
             self._renew_due_ms = self._clock.now_ms()  # what expired meanwhile is held again
         self._store_answers = answers

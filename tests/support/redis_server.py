@@ -1,7 +1,7 @@
 """Real Redis servers on free loopback ports: one that can be harmed, a cluster, and one behind a sentinel."""
 
 import contextlib
-import random
+import secrets
 import shutil
 import socket
 import subprocess
@@ -31,7 +31,7 @@ BUS = 10_000
 def free_port() -> int:
     """A port that nobody listens on now, nor on its bus."""
     while True:
-        port = random.randrange(12_000, 22_000)
+        port = 12_000 + secrets.randbelow(10_000)
         with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as other:
             one.bind(("127.0.0.1", port))
             other.bind(("127.0.0.1", port + BUS))
@@ -67,7 +67,16 @@ class RedisProcess:
             self._child = subprocess.Popen(
                 [
                     *(find_binary(), "--port", str(self.port), "--bind", "127.0.0.1"),
-                    *("--save", "", "--appendonly", "no", "--dir", str(self._folder)),
+                    *(
+                        "--repl-diskless-sync",
+                        "no",
+                        "--save",
+                        "",
+                        "--appendonly",
+                        "no",
+                        "--dir",
+                        str(self._folder),
+                    ),
                     *self._arguments,
                 ],
                 stdout=log,

@@ -26,9 +26,11 @@ from envoy_tokenpools.store.redis.script import script
 CALL_TIMEOUT_S = 1.0
 """After this a call, or an attempt to connect, has failed; decisions do not wait for it."""
 
+MAX_CONNECTIONS = 1_000
+"""One per pool that has a call on its way."""
+
 _SCRIPT_FAULTS = ("user_script", "Error running script", "Error compiling script")
 """What a server says when the script itself has failed: the same call would fail again."""
-
 
 _FAILURES = (RedisError, OSError, TimeoutError)
 
@@ -159,6 +161,7 @@ def _options(address: Address) -> dict[str, Any]:
         "socket_timeout": None,
         "socket_connect_timeout": CALL_TIMEOUT_S,
         "retry": Retry(NoBackoff(), 0),
+        "max_connections": MAX_CONNECTIONS,
         # They are for one vendor's service, and keep the client from noticing connections that the server has closed.
         "maint_notifications_config": MaintNotificationsConfig(enabled=False),
     }

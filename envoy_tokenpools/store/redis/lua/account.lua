@@ -74,6 +74,7 @@ local function drop_shed(a, fingerprint, order)
   call('HDEL', KEY.sheds, a.no .. ':' .. fingerprint)
   call('ZREM', KEY.shed_order, a.no .. ':' .. order .. ':' .. fingerprint)
   a.sheds = a.sheds - 1
+  books.pool.sheds = books.pool.sheds - 1
 end
 
 -- The fingerprint and order of the shed request that was seen first.
@@ -128,6 +129,7 @@ function account.count_shed(a, fingerprint, cost, is_retry)
   })
   call('ZADD', KEY.shed_order, 0, a.no .. ':' .. order .. ':' .. fingerprint)
   a.sheds = a.sheds + 1
+  books.pool.sheds = books.pool.sheds + 1
   if a.sheds > MAX_REMEMBERED_SHEDS then
     drop_shed(a, first_shed(a))
   end

@@ -21,6 +21,7 @@ local function new_pool(now, wall)
   return {
     epoch = t[1] .. '.' .. t[2], now = now, wall = wall,
     taken = 0, ticks = 0, tick_at = now, opened = 0,
+    accounts = 0, sheds = 0, expired = 0, rests = 0,
     in_flight = 0, concurrency = 0, kv = 0,
     tokens = bucket.new(0, 0, now),
     usable = {0, 0, 0}, best_rate = 0, published = false,
@@ -48,17 +49,33 @@ function books.open(given)
     pool.now, pool.wall = books.now, wall
     books.pool = pool
   else
+    call('DEL', unpack(KEYS)) -- nothing else is worth anything without it
     books.now = given >= 0 and given or wall
     books.pool = new_pool(books.now, wall)
     books.is_new = true
   end
 end
 
+-- Whether nothing is missing: a server short of memory may have dropped some of the keys.
+function books.are_whole()
+  local pool = books.pool
+  return call('HLEN', KEY.accounts) == pool.accounts
+    and call('HLEN', KEY.leases) == pool.in_flight
+    and call('ZCARD', KEY.expiry) == pool.in_flight
+    and call('ZCARD', KEY.taken) == pool.in_flight
+    and call('ZCARD', KEY.held) == pool.in_flight
+    and call('ZCARD', KEY.freeing) == pool.freeing_leases
+    and call('HLEN', KEY.expired) == pool.expired
+    and call('ZCARD', KEY.expired_order) == pool.expired
+    and call('HLEN', KEY.sheds) == pool.sheds
+    and call('ZCARD', KEY.shed_order) == pool.sheds
+    and call('HLEN', KEY.away) == pool.away
+    and call('LLEN', KEY.rests) == pool.rests
+end
+
 -- Begin anew, as if nothing had ever been written: what is left of damaged books would never end.
 function books.reset()
-  for _, key in pairs(KEY) do
-    call('DEL', key)
-  end
+  call('DEL', unpack(KEYS))
   accounts, changed = {}, {}
   books.pool = new_pool(books.now, books.pool.wall)
 end
@@ -76,6 +93,7 @@ end
 
 function books.add(account)
   books.pool.opened = books.pool.opened + 1
+  books.pool.accounts = books.pool.accounts + 1
   books.pool.strangers = books.pool.strangers + 1
   account.no = string.format('%012.0f', books.pool.opened)
   accounts[account.name] = account
@@ -107,6 +125,7 @@ end
 
 -- An entitlement that nothing was published of.
 function books.remove(account)
+  books.pool.accounts = books.pool.accounts - 1
   books.pool.strangers = books.pool.strangers - 1
   accounts[account.name] = false
   changed[account.name] = nil

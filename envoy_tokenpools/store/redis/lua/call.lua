@@ -6,6 +6,8 @@ ARGV:  1 owner, 2 number of the call, 3 the time in ms or -1 for the server's, 4
        to end them, 5 the operations as MessagePack: a list of {name, arguments...}.
 Reply: MessagePack of {epoch of the books, list of the operations' replies}.
 
+Books of which something is missing are opened anew before a sweep, so that whatever that breaks is over within a round.
+
 Invariants: a call that is sent again with the same number, because its reply was lost, gets the same reply and changes
 nothing. An owner has one call on its way at a time.
 ]]
@@ -20,8 +22,14 @@ if answered then
 end
 
 books.open(tonumber(ARGV[3]))
-local replies = {}
-for i, op in ipairs(unpack_(ARGV[5])) do
+local replies, asked = {}, unpack_(ARGV[5])
+for _, op in ipairs(asked) do
+  if op[1] == 'sweep' and not books.is_new and not books.are_whole() then
+    books.reset()
+    break
+  end
+end
+for i, op in ipairs(asked) do
   replies[i] = operations[op[1]](op)
 end
 local reply = pack({books.pool.epoch, replies})

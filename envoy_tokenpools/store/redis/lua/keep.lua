@@ -15,8 +15,7 @@ Arguments: none.
 Reply:     list of leases.
 
 Invariants: a lease never expires earlier than it was promised; what is restored is charged only if nothing is known of
-it; tokens of expired leases stay charged. Books whose pages do not agree on the number of leases are damaged, and opened
-anew.
+it; tokens of expired leases stay charged.
 ]]
 operations.renew = function(op)
   local missing, freeing, till = {}, {}, books.now + op[3]
@@ -75,10 +74,6 @@ operations.restore = function(op)
 end
 
 operations.sweep = function()
-  if call('HLEN', KEY.leases) ~= books.pool.in_flight then
-    books.reset()
-    return {}
-  end
   local swept = {}
   for _, id in ipairs(call('ZRANGEBYSCORE', KEY.expiry, '-inf', books.now, 'LIMIT', 0, MAX_SWEPT)) do
     local lease = leases.find(id)

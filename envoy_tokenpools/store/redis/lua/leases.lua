@@ -81,6 +81,7 @@ function leases.expire(id, lease, a)
   books.pool.taken = books.pool.taken + 1
   call('ZADD', KEY.expired_order, books.pool.taken, id)
   a.expired = a.expired + 1
+  books.pool.expired = books.pool.expired + 1
   if call('ZCARD', KEY.expired_order) > MAX_EXPIRED then
     leases.recall(call('ZRANGE', KEY.expired_order, 0, 0)[1])
   end
@@ -97,6 +98,7 @@ function leases.recall(id)
   local lease = unpack_(page)
   local a = books.find(lease.entitlement)
   a.expired = a.expired - 1
+  books.pool.expired = books.pool.expired - 1
   books.change(a)
   return lease
 end

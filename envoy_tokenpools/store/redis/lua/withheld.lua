@@ -51,6 +51,7 @@ function withheld.rest(account, lease)
   local till = books.now + min(MAX_REST_MS, floor(hold / REST_PART))
   call('RPUSH', KEY.rests, pack({till, account.name, lease.concurrency, lease.kv}))
   pool.next_rest = pool.next_rest or till
+  pool.rests = pool.rests + 1
 end
 
 -- What has rested is anybody's.
@@ -58,6 +59,7 @@ function withheld.end_rests()
   local pool = books.pool
   while pool.next_rest and pool.next_rest <= books.now do
     local rest = unpack_(call('LPOP', KEY.rests))
+    pool.rests = pool.rests - 1
     local account = books.find(rest[2])
     account.resting_concurrency = account.resting_concurrency - rest[3]
     account.resting_kv = account.resting_kv - rest[4]
