@@ -8,8 +8,8 @@ The rules, which every store must keep (the memory store is this class; Redis mi
 3. A lease that expired gives back concurrency and KV bytes by itself; a late settlement still corrects the tokens.
 4. The same claim twice is one lease.
 5. A refusal takes nothing.
-6. What was published is in force for everybody, whatever terms a claim brings with it; those count only for an entitlement
-   of which nothing was published.
+6. What was published is in force for everybody, whatever terms a claim brings with it; those count only for an
+   entitlement of which nothing was published.
 """
 
 from collections import OrderedDict

@@ -48,7 +48,7 @@ class _Call:
     One gRPC stream and the exchange that it carries.
 
     An eviction comes from outside. While the stream is read nothing is being written, so that it can be acted upon at
-    once; else whoever writes does so next. Two must never write at the same time, nor anybody once the stream has ended.
+    once; else whoever writes does so next. Two must never write at the same time, nor anybody after its end.
     """
 
     __slots__ = ("_ending", "exchange", "is_evicted", "is_reading", "stream")

@@ -134,7 +134,7 @@ class Line:
             await asyncio.gather(self._sender, return_exceptions=True)
         if self._expiry is not None:
             self._expiry.cancel()
-        for asked in self._waiting:
+        for asked in (*self._flying, *self._waiting):
             _fail(asked, StoreError("the store was closed", transient=False))
 
     # ------------------------------------------------------------------

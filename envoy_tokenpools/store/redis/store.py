@@ -191,8 +191,7 @@ class RedisStore:
         if self._subscription is not None:
             self._subscription.cancel()
             await asyncio.gather(self._subscription, return_exceptions=True)
-        lines = [shared.line for shared in self._pools.values()]
-        await asyncio.gather(*(line.close(FAREWELL_S) for line in lines))
+        await asyncio.gather(*(self._leave(shared) for shared in self._pools.values()))
         await self._server.close()
 
     # ------------------------------------------------------------------
@@ -242,6 +241,12 @@ class RedisStore:
             *(shared.fingerprint, wire.resources(tick.usable), window_ms, tick.degraded, entries),
         )
         return await self._ask(pool, operation)
+
+    async def _leave(self, shared: _Shared) -> None:
+        """Behind all that is still to be done; whoever cannot say so is missed after a while."""
+        with contextlib.suppress(StoreError):
+            await shared.line.ask(("leave",), within_s=FAREWELL_S)
+        await shared.line.close(FAREWELL_S)
 
     def _subscribe(self) -> None:
         """Hear of evictions in all pools that are known by now; whatever is missed is seen at the next look."""

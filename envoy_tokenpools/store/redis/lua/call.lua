@@ -34,5 +34,9 @@ for i, op in ipairs(asked) do
 end
 local reply = pack({books.pool.epoch, replies})
 books.close()
-call('HSET', KEY.replies, request.owner, pack({ARGV[2], reply}))
+if request.has_left then
+  call('HDEL', KEY.replies, request.owner)
+else
+  call('HSET', KEY.replies, request.owner, pack({ARGV[2], reply}))
+end
 return reply

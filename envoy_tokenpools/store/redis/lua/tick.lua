@@ -22,6 +22,11 @@ Arguments: version that it knows.
 Reply:     {version, {number, usable, degraded, replaces everything, what to read} or false, ids of its leases that
            are to be ended, replicas}.
 
+leave: a replica ends, and need not be waited for. Its leases stay.
+
+Arguments: none.
+Reply:     true.
+
 KEY.standings maps an entitlement to what others read of it, KEY.versions to the version that changed it last.
 
 Invariants: one replica leads at a time, for LEAD_MS from its last sign of life, and its fence is the highest; the
@@ -184,4 +189,14 @@ operations.look = function(op)
   end
   local is_news = pool.published and pool.version ~= known
   return {pool.version, is_news and news_since(known), evicted, count_replicas()}
+end
+
+operations.leave = function()
+  local pool = books.pool
+  if pool.leader == request.owner then
+    pool.leads_until = books.now
+  end
+  call('ZREM', KEY.owners, request.owner)
+  request.has_left = true
+  return true
 end
