@@ -6,15 +6,28 @@ the replicas that shared it when it was last seen. What it admits is told to the
 evicted on the word of books that know only a part.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from envoy_tokenpools.clock import Clock
 from envoy_tokenpools.core.admission import Claim, Terms
 from envoy_tokenpools.core.ledger import Ledger
 from envoy_tokenpools.core.pool import Limits, OnStoreError
 from envoy_tokenpools.core.resources import Resources
+from envoy_tokenpools.core.tick import Tick
 from envoy_tokenpools.gate.live import LivePool
 from envoy_tokenpools.store.base import Reply
+
+
+@dataclass(frozen=True, slots=True)
+class _Books:
+    """A ledger, and what it was opened with."""
+
+    ledger: Ledger
+    tick: Tick
+    replicas: int
+
+    def are_of(self, live: LivePool) -> bool:
+        return self.tick is live.tick and self.replicas == live.replicas
 
 
 class Alone:
@@ -22,45 +35,51 @@ class Alone:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._ledgers: dict[str, Ledger] = {}
+        self._books: dict[str, _Books] = {}
 
     def decide(self, live: LivePool, claim: Claim) -> Reply | None:
-        """The decision on a claim that the store did not answer; None if its class is not to be admitted so."""
+        """
+        The decision on a claim that the store did not answer; None if its class is not to be admitted so.
+
+        What is not enforced is refused by nobody.
+        """
         pool, name = live.pool, claim.terms.entitlement
         entitlement = pool.entitlements.get(name)
-        if (
-            entitlement is None
-            or pool.on_store_error[entitlement.service_class] is OnStoreError.DENY
-        ):
+        if entitlement is None:
+            return None
+        is_allowed = pool.on_store_error[entitlement.service_class] is OnStoreError.ALLOW
+        if claim.enforce and not (is_allowed and live.has_joined):
             return None
         now_ms = self._clock.now_ms()
-        ledger = self._ledgers.get(pool.name)
-        if ledger is None:
-            ledger = self._ledgers[pool.name] = self._open(live, now_ms)
+        books = self._books.get(pool.name)
+        if books is None or not books.are_of(live):
+            books = self._books[pool.name] = _open(live, now_ms)
         part = replace(claim, terms=_part_of(claim.terms, live.replicas))
-        outcome = ledger.reserve(part, now_ms)
-        return Reply(outcome, ledger.balance(name, now_ms))
+        outcome = books.ledger.reserve(part, now_ms)
+        return Reply(outcome, books.ledger.balance(name, now_ms))
 
     def settle(self, pool: str, lease_id: str, tokens: int) -> None:
         """A request has ended."""
-        ledger = self._ledgers.get(pool)
-        if ledger is not None:
-            ledger.settle(lease_id, tokens, self._clock.now_ms())
+        books = self._books.get(pool)
+        if books is not None:
+            books.ledger.settle(lease_id, tokens, self._clock.now_ms())
 
     def end(self, pool: str) -> None:
         """The store is back."""
-        self._ledgers.pop(pool, None)
+        self._books.pop(pool, None)
 
-    def _open(self, live: LivePool, now_ms: int) -> Ledger:
-        """Books of what is held here already, with this replica's part of the pool."""
-        ledger = Ledger.opened_at(now_ms)
-        terms = {name: _part_of(each, live.replicas) for name, each in live.tick.terms.items()}
-        usable = live.tick.usable
-        part = Resources(*(each // live.replicas for each in _amounts(usable)))
-        ledger.publish(terms, part, live.pool.window_ms, now_ms)
-        for survivor in live.held.survivors(now_ms):
-            ledger.restore(survivor.lease, now_ms)
-        return ledger
+
+def _open(live: LivePool, now_ms: int) -> _Books:
+    """Books of what is held here already, with this replica's part of the pool."""
+    ledger = Ledger.opened_at(now_ms)
+    terms = {name: _part_of(each, live.replicas) for name, each in live.tick.terms.items()}
+    usable = Resources(*(each // live.replicas for each in _amounts(live.tick.usable)))
+    ledger.publish(terms, usable, live.pool.window_ms, now_ms)
+    for survivor in live.held.survivors(now_ms):
+        # In our time, which need not be the store's.
+        admitted_at_ms = now_ms - survivor.held_ms
+        ledger.restore(replace(survivor.lease, admitted_at_ms=admitted_at_ms), now_ms)
+    return _Books(ledger, live.tick, live.replicas)
 
 
 def _part_of(terms: Terms, replicas: int) -> Terms:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from envoy_tokenpools.clock import Clock
 from envoy_tokenpools.config import Config
-from envoy_tokenpools.core.admission import Claim, Lease, Refusal, Terms
+from envoy_tokenpools.core.admission import Claim, Refusal, Terms
 from envoy_tokenpools.core.cost import Cost, Need, estimate
 from envoy_tokenpools.core.pool import Mode
 from envoy_tokenpools.core.tick import NEW_STANDING, is_served
@@ -29,7 +29,7 @@ from envoy_tokenpools.gate.order import (
     fingerprint_of,
 )
 from envoy_tokenpools.gate.reports import pool_report
-from envoy_tokenpools.gate.reserving import OnWait, Reservations, Taken
+from envoy_tokenpools.gate.reserving import OnWait, Reservations
 from envoy_tokenpools.observer import Decided, Ending, Explanation, Observer, PoolReport, Settled
 from envoy_tokenpools.observer import Outcome as Decision
 from envoy_tokenpools.openai.answers import Answer
@@ -95,7 +95,7 @@ class Gate:
         self._decisions = DecisionLog(config.server.explain_last)
         self._alone = Alone(clock)
         self._reservations = Reservations(
-            store=store, house=self.house, clock=clock, observer=observer
+            store=store, house=self.house, alone=self._alone, clock=clock, observer=observer
         )
 
     @property
@@ -156,14 +156,9 @@ class Gate:
             is_retry=order.is_retry,
             enforce=order.enforce and pool.mode is Mode.ENFORCE,
         )
-        taken: Taken | None
         try:
             taken = await self._reservations.take(live, claim, entitlement.max_wait_ms, on_wait)
-            self._alone.end(pool.name)
-        except StoreError as error:
-            tell_store_failure(self._observer, "reserve", error)
-            taken = self._decide_alone(live, claim, error)
-        if taken is None:
+        except StoreError:
             answer = answering.store_away(order)
             return self._refuse(order, answer, STORE_AWAY, started_us)
         reply, outcome = taken.reply, taken.reply.outcome
@@ -178,19 +173,8 @@ class Gate:
         if taken.is_alone:
             reason = STORE_AWAY
         self._tell(order, Decision.ADMITTED, reason, started_us, basis)
-        holding = self.house.hold(pool.name, outcome)
+        holding = self.house.hold(live, outcome)
         return Admitted(order, outcome, reply.balance, raw_prompt, holding)
-
-    def _decide_alone(self, live: LivePool, claim: Claim, error: StoreError) -> Taken | None:
-        """What this replica decides by itself, as the pool's `on_store_error` says; None if that is to refuse."""
-        pool = live.pool.name
-        reply = self._alone.decide(live, claim)
-        if reply is not None and isinstance(reply.outcome, Lease):
-            self.house.hold(pool, reply.outcome)
-            self._reservations.report(pool, reply.outcome, claim.ttl_ms)
-        elif error.uncertain:
-            self._reservations.undo(pool, claim.lease_id)
-        return None if reply is None else Taken(reply, claim, is_alone=True)
 
     async def _raw_prompt(self, order: Order, live: LivePool) -> int:
         """Tokens of the prompt's text, as our tokenizer counts them."""

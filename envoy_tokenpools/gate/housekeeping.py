@@ -50,7 +50,6 @@ class Housekeeper:
         self._live: dict[str, LivePool] = {}
         self._renew_due_ms = 0
         self._store_answers = False
-        self._has_answered = False
         self._news = asyncio.Event()
         now_ms = clock.now_ms()
         for pool in config.pools.values():
@@ -67,9 +66,10 @@ class Housekeeper:
         """The pools of the configuration in force."""
         return [self._live[name] for name in self._config.pools]
 
-    def hold(self, pool: str, lease: Lease) -> Holding:
-        """Keep a lease alive until it is released."""
-        return self._live[pool].held.hold(lease, self._clock.now_ms())
+    def hold(self, live: LivePool, lease: Lease) -> Holding:
+        """Keep a lease alive until it is released; also in a pool that was forgotten while it was on its way."""
+        live = self._live.setdefault(live.pool.name, live)
+        return live.held.hold(lease, self._clock.now_ms())
 
     def release(self, pool: str, lease_id: str) -> None:
         """Stop keeping a lease alive."""
@@ -92,9 +92,7 @@ class Housekeeper:
     @property
     def is_ready(self) -> bool:
         """Whether terms are in force, and decisions can be made, by the store or without it."""
-        if self._store_answers:
-            return True
-        return self._has_answered and any(live.may_decide_alone for live in self.pools())
+        return self._store_answers or any(live.may_decide_alone for live in self.pools())
 
     @property
     def store_answers(self) -> bool:
@@ -133,7 +131,6 @@ class Housekeeper:
         if answers and not self._store_answers:
             self._renew_due_ms = self._clock.now_ms()  # what expired meanwhile is held again
         self._store_answers = answers
-        self._has_answered = self._has_answered or answers
 
     async def _answers(
         self, operation: str, work: Callable[..., Awaitable[None]], *about: LivePool
@@ -158,9 +155,12 @@ class Housekeeper:
             if not len(live.held) and not live.waiting.total:
                 del self._live[name]
             return
+        if live.is_open:
+            await self._look(live)
         if not live.is_open:
             await self._open(live)
-        await self._look(live)
+        if live.is_lost:
+            await self._restore_all(live)
         if not live.is_published:
             await self._publish(live)
         if now_ms >= live.tick_due_ms or self._has_moved(live, now_ms):
@@ -174,11 +174,15 @@ class Housekeeper:
             live.held.evict(lease_id)
         if sight.is_lost:
             log.warning("the store has lost the books", extra={"pool": live.pool.name})
-            await self._open(live)
-            survivors = live.held.survivors(self._clock.now_ms())
-            await self._store.restore(live.pool.name, survivors, self._config.server.lease_ttl_ms)
+            live.is_open, live.is_lost = False, True
         elif sight.tick is not None:
             live.tick, live.is_published = sight.tick, True
+
+    async def _restore_all(self, live: LivePool) -> None:
+        """Bring back what is held here, after a loss of the books."""
+        survivors = live.held.survivors(self._clock.now_ms())
+        await self._store.restore(live.pool.name, survivors, self._config.server.lease_ttl_ms)
+        live.is_lost = False
 
     def _has_moved(self, live: LivePool, now_ms: int) -> bool:
         """Whether a ramp has changed what is usable since a second ago: guarantees must not wait for a long tick."""
@@ -240,7 +244,6 @@ class Housekeeper:
         for live in self.pools():
             answers = await self._answers("open", self._open, live) and answers
         self._store_answers = answers
-        self._has_answered = self._has_answered or answers
 
     async def _open(self, live: LivePool) -> None:
         """
@@ -260,7 +263,7 @@ class Housekeeper:
             live.tick = first_tick(pool, live.ramp.usable(now_ms), found.standings)
         if found is None or opening.leads:
             await self._publish(live)
-        live.is_open = True
+        live.is_open = live.has_joined = True
 
     async def _publish(self, live: LivePool) -> None:
         """Put the tick in force, unless another replica has taken over meanwhile; then its own is seen soon."""

@@ -34,6 +34,8 @@ class LivePool:
         held: leases of requests that run, here.
         replicas: how many share the pool, as last seen.
         is_open: this replica has joined those who share the pool, with the configuration in force here.
+        has_joined: it has done so before, with whatever configuration: it knows how many share the pool.
+        is_lost: the store has lost its books, and does not have back yet what is held here.
         is_published: whether the tick was put in force, by whomever.
         own_terms: by this replica's own configuration, before anything was asked for.
     """
@@ -49,14 +51,16 @@ class LivePool:
     held: Holdings = field(default_factory=Holdings)
     replicas: int = 1
     is_open: bool = False
+    has_joined: bool = False
+    is_lost: bool = False
     is_published: bool = True
     own_terms: Mapping[str, Terms] = field(default_factory=dict)
     _counting: dict[str, asyncio.Lock] = field(default_factory=dict)
 
     @property
     def may_decide_alone(self) -> bool:
-        """Whether requests of any class are decided here while the store is away."""
-        return OnStoreError.ALLOW in self.pool.on_store_error.values()
+        """Whether requests of any class are decided here while the store is away; never before it was known."""
+        return self.has_joined and OnStoreError.ALLOW in self.pool.on_store_error.values()
 
     def terms(self, entitlement: str) -> Terms:
         """

@@ -11,6 +11,7 @@ from envoy_tokenpools.clock import Clock
 from envoy_tokenpools.core.admission import Claim, Lease, Reason, Refusal
 from envoy_tokenpools.core.judging import NEVER_MS
 from envoy_tokenpools.errors import RequestError, StoreError
+from envoy_tokenpools.gate.alone import Alone
 from envoy_tokenpools.gate.failures import tell_store_failure
 from envoy_tokenpools.gate.housekeeping import Housekeeper
 from envoy_tokenpools.gate.live import LivePool
@@ -51,10 +52,11 @@ class Reservations:
     """
 
     def __init__(
-        self, *, store: Store, house: Housekeeper, clock: Clock, observer: Observer
+        self, *, store: Store, house: Housekeeper, alone: Alone, clock: Clock, observer: Observer
     ) -> None:
         self._store = store
         self._house = house
+        self._alone = alone
         self._clock = clock
         self._observer = observer
         self._tasks: set[asyncio.Task[None]] = set()
@@ -67,9 +69,12 @@ class Reservations:
 
         Raises:
             RequestError: 404, its entitlement was removed while it waited.
-            StoreError: the store cannot be asked.
+            StoreError: the store cannot be asked, and nobody else may decide.
         """
-        reply = await self._ask(live, claim)
+        try:
+            reply = await self._ask(live, claim)
+        except StoreError as error:
+            return self._decide_alone(live, claim, error)
         outcome = reply.outcome
         if isinstance(outcome, Lease) or not max_wait_ms or outcome.retry_after_ms >= NEVER_MS:
             return Taken(reply, claim)
@@ -88,6 +93,11 @@ class Reservations:
             if isinstance(reply.outcome, Lease):
                 end = WaitEnd.ADMITTED
             return Taken(reply, waiter.claim, self._clock.now_us() - began_us)
+        except StoreError as error:
+            taken = self._decide_alone(live, waiter.claim, error)
+            if isinstance(taken.reply.outcome, Lease):
+                end = WaitEnd.ADMITTED
+            return replace(taken, waited_us=self._clock.now_us() - began_us)
         except asyncio.CancelledError:
             end = WaitEnd.GONE
             self._disown(live, waiter)
@@ -112,14 +122,6 @@ class Reservations:
             room.is_served = False
         self._watch(live)
 
-    def undo(self, pool: str, lease_id: str) -> None:
-        """Give back what a claim may have got."""
-        self._spawn(self._undo(pool, lease_id))
-
-    def report(self, pool: str, lease: Lease, ttl_ms: int) -> None:
-        """Tell the store, as soon as it is back, of a lease that was granted without it."""
-        self._spawn(self._report(pool, lease, ttl_ms))
-
     async def close(self) -> None:
         """Send away whoever waits, and finish what is being undone."""
         for live in self._house.pools():
@@ -136,13 +138,33 @@ class Reservations:
         try:
             reply = await self._store.reserve(pool, claim)
         except asyncio.CancelledError:
-            self.undo(pool, claim.lease_id)
+            self._spawn(self._undo(pool, claim.lease_id))
             raise
+        self._alone.end(pool)
         if isinstance(reply.outcome, Lease):
-            self._house.hold(pool, reply.outcome)
+            self._house.hold(live, reply.outcome)
         for lease_id in reply.evicted:
             self._house.evict(pool, lease_id)
         return reply
+
+    def _decide_alone(self, live: LivePool, claim: Claim, error: StoreError) -> Taken:
+        """
+        What this replica decides by itself, as the pool's `on_store_error` says.
+
+        Raises:
+            StoreError: `error`, if that is to refuse.
+        """
+        tell_store_failure(self._observer, "reserve", error)
+        pool, reply = live.pool.name, self._alone.decide(live, claim)
+        lease = reply.outcome if reply is not None and isinstance(reply.outcome, Lease) else None
+        if lease is not None:
+            self._house.hold(live, lease)
+            self._spawn(self._report(pool, lease, claim.ttl_ms))
+        elif error.uncertain:
+            self._spawn(self._undo(pool, claim.lease_id))
+        if reply is None:
+            raise error
+        return Taken(reply, claim, is_alone=True)
 
     async def _offer(self, live: LivePool) -> None:
         """One round through the room: nobody passes another of its entitlement, nor anybody once the pool is full."""
@@ -195,7 +217,7 @@ class Reservations:
             tell_store_failure(self._observer, "settle", error)
 
     async def _report(self, pool: str, lease: Lease, ttl_ms: int) -> None:
-        # The store keeps it, whether or not it answers now.
+        """Tell the store of a lease that was granted without it; it is kept for when it is back."""
         with contextlib.suppress(StoreError):
             await self._store.restore(pool, [Survivor(lease, 0)], ttl_ms)
 

@@ -21,6 +21,7 @@ from envoy_tokenpools.core.pool import Pool, ServiceClass
 from envoy_tokenpools.errors import RequestError
 from envoy_tokenpools.extproc.service import SERVICE, ExtProcService
 from envoy_tokenpools.gate.holding import Holding
+from envoy_tokenpools.gate.live import LivePool
 from envoy_tokenpools.observer import Ending
 from envoy_tokenpools.observer import Outcome as Decision
 from tests.support.extproc import (
@@ -529,8 +530,8 @@ async def test_a_lease_that_is_wanted_back_at_once(
     """Evicted before anybody listened: its request never goes upstream."""
     hold = running.desk.gate.house.hold
 
-    def hold_evicted(pool_name: str, lease: Lease) -> Holding:
-        holding = hold(pool_name, lease)
+    def hold_evicted(live: LivePool, lease: Lease) -> Holding:
+        holding = hold(live, lease)
         holding.evict()
         return holding
 

@@ -153,7 +153,9 @@ async def test_a_pool_may_get_its_first_lease_while_others_are_renewed() -> None
     looking_after = asyncio.create_task(desk.gate.house.round())
     await asyncio.sleep(0)
     assert store.calls[-1] == "renew"
-    desk.gate.house.hold("other", replace(held.lease, lease_id="lease-of-another-pool"))
+    desk.gate.house.hold(
+        desk.gate.house.pool(other), replace(held.lease, lease_id="lease-of-another-pool")
+    )
     await looking_after
     assert desk.gate.is_ready
 

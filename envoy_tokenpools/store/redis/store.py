@@ -50,6 +50,7 @@ class _Shared:
         config: its number.
         fence: of this replica's leading; -1 if it does not.
         version: of `tick`; -1 if that is not known.
+        epoch: of the books that it is of.
         tick: the one in force, as last seen or published here.
         seen: epoch of the books in which the leases of this replica are.
     """
@@ -59,6 +60,7 @@ class _Shared:
     config: int = 0
     fence: int = -1
     version: int = -1
+    epoch: str = ""
     tick: Tick | None = None
     seen: str = ""
 
@@ -173,7 +175,7 @@ class RedisStore:
         if isinstance(answer, str):
             shared.fence = -1
             return False
-        shared.version, shared.tick = answer, tick
+        shared.version, shared.epoch, shared.tick = answer, shared.line.epoch, tick
         return True
 
     async def snapshot(self, pool: str) -> LedgerView:
@@ -219,10 +221,11 @@ class RedisStore:
 
     async def _look(self, pool: str, shared: _Shared) -> tuple[tuple[str, ...], int]:
         """Bring the tick up to date; which leases of this replica are to be ended, and how many replicas there are."""
-        version, news, evicted, replicas = await self._ask(pool, ("look", shared.version))
+        look = ("look", shared.version, shared.epoch)
+        version, news, evicted, replicas = await self._ask(pool, look)
         if news:
             shared.tick = _merged(shared.tick, news)
-            shared.version = version
+            shared.version, shared.epoch = version, shared.line.epoch
         elif version == 0:
             shared.version, shared.tick = -1, None
         return tuple(evicted), replicas
@@ -237,7 +240,8 @@ class RedisStore:
             if before is None or old is not terms or before.standings.get(name) is not standing:
                 entries.append(wire.publish_entry(standing, terms, with_terms=old != terms))
         operation = (
-            *("publish", shared.fence, tick.number, shared.version if before is not None else -1),
+            *("publish", shared.fence, tick.number),
+            *(shared.version if before is not None else -1, shared.epoch),
             *(shared.fingerprint, wire.resources(tick.usable), window_ms, tick.degraded, entries),
         )
         return await self._ask(pool, operation)

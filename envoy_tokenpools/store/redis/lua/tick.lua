@@ -12,13 +12,13 @@ Reply:     {fence, elapsed ms, list of {entitlement, meters}}, or false if anoth
 publish: put the outcome of a tick in force; mirrors `Ledger.publish`.
 
 Arguments: fence (-1: of whoever comes first), number of the tick, version that it changes (-1: replaces whatever there
-           is), configuration's fingerprint, usable, window, degraded, list of {entitlement, what others read of it,
-           terms or false if they are as before}.
+           is) and the epoch of the books that it is of, configuration's fingerprint, usable, window, degraded, list of
+           {entitlement, what others read of it, terms or false if they are as before}.
 Reply:     its version, 'fenced' if another leads, or 'stale' if what it changes is not in force.
 
 look: what is new to a replica.
 
-Arguments: version that it knows.
+Arguments: version that it knows, and the epoch of the books that it is of.
 Reply:     {version, {number, usable, degraded, replaces everything, what to read} or false, ids of its leases that
            are to be ended, replicas}.
 
@@ -121,11 +121,11 @@ local function withdraw_strangers(window)
 end
 
 operations.publish = function(op)
-  local pool, fence, number, base, window, entries = books.pool, op[2], op[3], op[4], op[7], op[9]
+  local pool, fence, number, base, epoch, window, entries = books.pool, op[2], op[3], op[4], op[5], op[8], op[10]
   if pool.leader and (pool.leader ~= request.owner or (fence >= 0 and fence ~= pool.fence)) then
     return 'fenced'
   end
-  if base >= 0 and (base ~= pool.version or window ~= pool.tokens.window) then
+  if base >= 0 and (base ~= pool.version or epoch ~= pool.epoch or window ~= pool.tokens.window) then
     return 'stale'
   end
   pool.version = pool.version + 1
@@ -146,8 +146,8 @@ operations.publish = function(op)
       terms.agree(a, wanted, window)
     end
   end
-  terms.set_usable(op[6], window)
-  pool.number, pool.digest, pool.degraded, pool.published = number, op[5], op[8], true
+  terms.set_usable(op[7], window)
+  pool.number, pool.digest, pool.degraded, pool.published = number, op[6], op[9], true
   pool.config_in_force = pool.leader_config or pool.config
   return pool.version
 end
@@ -178,6 +178,9 @@ end
 
 operations.look = function(op)
   local pool, known, evicted = books.pool, op[2], {}
+  if op[3] ~= pool.epoch then
+    known = -1
+  end
   if pool.leader == request.owner then
     pool.leads_until = books.now + LEAD_MS
   end
