@@ -20,7 +20,7 @@ from envoy_tokenpools.store.base import Reply
 
 @dataclass(frozen=True, slots=True)
 class _Books:
-    """A ledger, and what it was opened with."""
+    """A ledger, and what is in force there."""
 
     ledger: Ledger
     tick: Tick
@@ -52,8 +52,10 @@ class Alone:
             return None
         now_ms = self._clock.now_ms()
         books = self._books.get(pool.name)
-        if books is None or not books.are_of(live):
+        if books is None:
             books = self._books[pool.name] = _open(live, now_ms)
+        elif not books.are_of(live):
+            books = self._books[pool.name] = _put_in_force(books.ledger, live, now_ms)
         part = replace(claim, terms=_part_of(claim.terms, live.replicas))
         outcome = books.ledger.reserve(part, now_ms)
         return Reply(outcome, books.ledger.balance(name, now_ms))
@@ -71,14 +73,19 @@ class Alone:
 
 def _open(live: LivePool, now_ms: int) -> _Books:
     """Books of what is held here already, with this replica's part of the pool."""
-    ledger = Ledger.opened_at(now_ms)
-    terms = {name: _part_of(each, live.replicas) for name, each in live.tick.terms.items()}
-    usable = Resources(*(each // live.replicas for each in _amounts(live.tick.usable)))
-    ledger.publish(terms, usable, live.pool.window_ms, now_ms)
+    books = _put_in_force(Ledger.opened_at(now_ms), live, now_ms)
     for survivor in live.held.survivors(now_ms):
         # In our time, which need not be the store's.
         admitted_at_ms = now_ms - survivor.held_ms
-        ledger.restore(replace(survivor.lease, admitted_at_ms=admitted_at_ms), now_ms)
+        books.ledger.restore(replace(survivor.lease, admitted_at_ms=admitted_at_ms), now_ms)
+    return books
+
+
+def _put_in_force(ledger: Ledger, live: LivePool, now_ms: int) -> _Books:
+    """Put our part of today's terms in force; what is held and used stays."""
+    terms = {name: _part_of(each, live.replicas) for name, each in live.tick.terms.items()}
+    usable = Resources(*(each // live.replicas for each in _amounts(live.tick.usable)))
+    ledger.publish(terms, usable, live.pool.window_ms, now_ms)
     return _Books(ledger, live.tick, live.replicas)
 
 

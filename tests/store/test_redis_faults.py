@@ -36,7 +36,7 @@ class Stage:
     async def until(self, is_so: Callable[[], Awaitable[bool]]) -> None:
         """Wait for what housekeeping brings about."""
         async with asyncio.timeout(WITHIN_S):
-            while not await is_so():
+            while not await is_so():  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.02)
 
     async def recovered(self) -> None:

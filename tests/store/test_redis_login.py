@@ -53,7 +53,7 @@ async def use(url: str) -> None:
 
 
 async def test_tls_and_a_user_of_its_own(tmp_path: Path) -> None:
-    """Encrypted, verified by our authority; a wrong password or another authority is an error, not a plain connection."""
+    """Encrypted, verified by our authority; a wrong password or another authority is an error, nothing less."""
     certificates(tmp_path)
     port = free_port()
     server = RedisProcess(
