@@ -89,11 +89,9 @@ def parse_address(url: str) -> Address:
     if scheme is None:
         raise ValueError(f"unknown scheme; known: {', '.join(SCHEMES)}")
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
-    unknown = sorted(query.keys() - _QUERY)
-    if unknown:
-        raise ValueError(
-            f"unknown option {unknown[0]!r} in the URL; known: {', '.join(sorted(_QUERY))}"
-        )
+    if not query.keys() <= _QUERY:
+        # Not repeated: it may be the rest of a password that is not encoded.
+        raise ValueError(f"unknown option in the URL; known: {', '.join(sorted(_QUERY))}")
     prefix = query.get("prefix", "tokenpools")
     if not _PREFIX.fullmatch(prefix):
         raise ValueError("prefix: up to 64 letters, digits and any of _ . : -")
@@ -112,6 +110,8 @@ def parse_address(url: str) -> Address:
         prefix=prefix,
     )
     if parts.scheme == "unix":
+        if parts.netloc:
+            raise ValueError("a socket has no host and no login: unix:///path")
         if not parts.path:
             raise ValueError("the path of the socket is missing: unix:///path")
         return replace(common, path=unquote(parts.path), database=_database(query.get("db", "0")))

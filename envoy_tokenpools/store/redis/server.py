@@ -16,7 +16,7 @@ from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import NoScriptError, ResponseError
 from redis.maint_notifications import MaintNotificationsConfig
 
 from envoy_tokenpools.config import Address, Topology
@@ -31,8 +31,6 @@ MAX_CONNECTIONS = 1_000
 
 _SCRIPT_FAULTS = ("user_script", "Error running script", "Error compiling script")
 """What a server says when the script itself has failed: the same call would fail again."""
-
-_FAILURES = (RedisError, OSError, TimeoutError)
 
 
 class Server(Protocol):
@@ -75,7 +73,7 @@ class RedisServer:
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 return await self._call(keys, arguments)
-        except _FAILURES as error:
+        except Exception as error:  # whatever the client makes of what is no Redis
             if isinstance(error, ResponseError) and any(
                 each in str(error) for each in _SCRIPT_FAULTS
             ):
@@ -102,7 +100,7 @@ class RedisServer:
                             yield message["channel"].decode(), message["data"]
             finally:
                 await _close(client)
-        except _FAILURES as error:
+        except Exception as error:  # whatever the client makes of what is no Redis
             raise _failure(error) from error
 
     async def close(self) -> None:

@@ -67,7 +67,7 @@ def decode_answers(reply: object, expected: int) -> tuple[str, list[Answer]]:
         raise WrongAnswerError(f"a reply of type {type(reply).__name__}")
     try:
         epoch, answers = _decode(reply)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise WrongAnswerError(str(error)) from error
     if len(answers) != expected:
         raise WrongAnswerError(f"{len(answers)} answers to {expected} operations")
@@ -78,7 +78,7 @@ def decode_lease_ids(message: bytes) -> tuple[str, ...]:
     """The leases that a message on the channel names; none if it is no such message."""
     try:
         return tuple(_decode_ids(message))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, ValueError, RecursionError):
         return ()
 
 
