@@ -10,7 +10,7 @@ import enum
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -52,6 +52,9 @@ _DECISION_BUCKETS = (
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
 )
 """Seconds. A decision takes less than a millisecond; counting a prompt of megabytes takes longer."""
+
+RELOADED = {True: "success", False: "failure"}
+"""Label value of a reload, by whether it succeeded."""
 
 _RATIO_BUCKETS = (0.25, 0.5, 0.67, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0)
 
@@ -212,11 +215,11 @@ class PrometheusObserver:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._requests = _Children(_counter(self._registry, REQUESTS))
-        self._completions = _Children(_counter(self._registry, COMPLETIONS))
-        self._tokens = _Children(_counter(self._registry, TOKENS))
-        self._store_errors = _Children(_counter(self._registry, STORE_ERRORS))
-        self._reloads = _Children(_counter(self._registry, CONFIG_RELOADS))
+        self._requests = _Children(new_counter(self._registry, REQUESTS))
+        self._completions = _Children(new_counter(self._registry, COMPLETIONS))
+        self._tokens = _Children(new_counter(self._registry, TOKENS))
+        self._store_errors = _Children(new_counter(self._registry, STORE_ERRORS))
+        self._reloads = _Children(new_counter(self._registry, CONFIG_RELOADS))
         self._decision_seconds = _Children(
             _histogram(self._registry, DECISION_SECONDS, _DECISION_BUCKETS)
         )
@@ -230,16 +233,12 @@ class PrometheusObserver:
         known = (reason.value for reason in Reason)
         self._reasons = _BoundedWords("", Outcome.EVICTED.value, *known)
         self._operations = _BoundedWords()
-        Info(
-            "tokenpools_build",
-            "The version that runs. Look after a roll-out.",
-            registry=self._registry,
-        ).info({"version": __version__})
+        tell_build(self._registry)
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         GCCollector(registry=self._registry)
         # A failure is an alert: its series must exist before, or the first one is no increase.
-        for result in ("success", "failure"):
+        for result in RELOADED.values():
             self._reloads[(result,)].inc(0)
 
     def decided(self, event: Decided) -> None:
@@ -290,17 +289,32 @@ class PrometheusObserver:
 
     def config_reloaded(self, *, succeeded: bool) -> None:
         """Count a reload."""
-        self._reloads[("success" if succeeded else "failure",)].inc()
+        self._reloads[(RELOADED[succeeded],)].inc()
 
     def render(self, reports: Sequence[PoolReport] = (), accept: str = "") -> tuple[bytes, str]:
-        """
-        The exposition and its content type: OpenMetrics if the `Accept` header names it, else text.
+        """The exposition and its content type; see `rendered`."""
+        return rendered(self._registry, reports, accept)
 
-        The header as it came is not given to prometheus_client, which repeats parts of it in the answer and fails on a
-        version that is no number.
-        """
-        encode, content_type = choose_encoder(_OPENMETRICS if _OPENMETRICS in accept else "")
-        return encode(_Scrape(self._registry, reports)), content_type
+
+class Collecting(Protocol):
+    """Whatever gives families of metrics."""
+
+    def collect(self) -> Iterable[Metric]:
+        """All families."""
+        ...
+
+
+def rendered(
+    counted: Collecting, reports: Sequence[PoolReport], accept: str = ""
+) -> tuple[bytes, str]:
+    """
+    The exposition of what is counted and of the gauges of `reports`, and its content type.
+
+    It is OpenMetrics if the `Accept` header names it, else text. The header as it came is not given to
+    prometheus_client, which repeats parts of it in the answer and fails on a version that is no number.
+    """
+    encode, content_type = choose_encoder(_OPENMETRICS if _OPENMETRICS in accept else "")
+    return encode(_Scrape(counted, reports)), content_type
 
 
 _Label = str | enum.Enum | None
@@ -351,13 +365,13 @@ class _Scrape:
     for the whole process, which is not ours to decide.
     """
 
-    def __init__(self, registry: CollectorRegistry, reports: Sequence[PoolReport]) -> None:
-        self._registry = registry
+    def __init__(self, counted: Collecting, reports: Sequence[PoolReport]) -> None:
+        self._counted = counted
         self._reports = reports
 
     def collect(self) -> Iterable[Metric]:
         """All families."""
-        for metric in self._registry.collect():
+        for metric in self._counted.collect():
             metric.samples = [
                 sample for sample in metric.samples if not sample.name.endswith("_created")
             ]
@@ -380,8 +394,16 @@ class _Scrape:
         return capacity, degraded
 
 
-def _counter(registry: CollectorRegistry, family: Family) -> Counter:
+def new_counter(registry: CollectorRegistry, family: Family) -> Counter:
+    """The counter of a family."""
     return Counter(family.name, family.documentation, family.labels, registry=registry)
+
+
+def tell_build(registry: CollectorRegistry) -> None:
+    """Give the version away."""
+    Info(
+        "tokenpools_build", "The version that runs. Look after a roll-out.", registry=registry
+    ).info({"version": __version__})
 
 
 def _histogram(

@@ -43,11 +43,13 @@ class Listen:
         ext_proc: `host:port` or `unix:/path` of the gRPC server; port 0 picks a free one.
         admin_host: of the admin HTTP.
         admin_port: of the admin HTTP; 0 picks a free one, None leaves it out.
+        admin_socket: socket file of the admin HTTP instead; host and port are then ignored.
     """
 
     ext_proc: str = "127.0.0.1:50051"
     admin_host: str = "127.0.0.1"
     admin_port: int | None = 9090
+    admin_socket: Path | None = None
 
 
 class FilterServer:
@@ -74,9 +76,11 @@ class FilterServer:
         clock = clock or SystemClock()
         # All of them: a reload may name another one.
         self._counter = TokenCounter(load_vocabularies(VOCABULARY_NAMES))
-        self._store = open_store(config.state, clock)
         self._metrics = PrometheusObserver()
         owner = secrets.token_hex(6)
+        self._store = open_store(
+            config.state, clock, owner=owner, deadline_ms=config.server.store_deadline_ms
+        )
         numbers = itertools.count()
         self.gate = Gate(
             config,
@@ -107,7 +111,9 @@ class FilterServer:
             self._house = asyncio.create_task(self.gate.house.run())
             server = self._grpc_server()
             self.ext_proc_port = _bind(server, self._listen.ext_proc)
-            if self._listen.admin_port is not None:
+            if self._listen.admin_socket is not None:
+                await self._admin.start_on_socket(self._listen.admin_socket)
+            elif self._listen.admin_port is not None:
                 self.admin_port = await self._admin.start(
                     self._listen.admin_host, self._listen.admin_port
                 )

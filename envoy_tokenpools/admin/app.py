@@ -6,16 +6,17 @@ import asyncio
 import base64
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import Protocol
 
 import msgspec
 from aiohttp import hdrs, web
 
 from envoy_tokenpools import __version__
 from envoy_tokenpools.admin.state import state_document
-from envoy_tokenpools.metrics import PrometheusObserver
-from envoy_tokenpools.observer import Reporter
+from envoy_tokenpools.observer import PoolReport, Reporter
 
 MAX_REQUEST_ID_CHARS = 256
 """No longer id is ever remembered."""
@@ -30,18 +31,77 @@ class Drain:
     started: bool = False
 
 
+class Rendering(Protocol):
+    """What is counted, of one process or of several."""
+
+    def render(self, reports: Sequence[PoolReport] = (), accept: str = "") -> tuple[bytes, str]:
+        """The exposition, with the gauges of `reports`, and its content type."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer to a probe."""
+
+    is_good: bool
+    text: str
+
+
+GOOD = Verdict(is_good=True, text="ok")
+ALONE = Verdict(is_good=True, text="ok, but the shared store does not answer")
+
+
+class UnansweredError(Exception):
+    """Whoever had to be asked did not answer."""
+
+
+class Source(Protocol):
+    """Whom the routes ask: this process, or others."""
+
+    async def reports(self) -> Sequence[PoolReport]:
+        """
+        The pools, up to date.
+
+        Raises:
+            UnansweredError: nobody answered.
+        """
+        ...
+
+    async def explanation(self, request_id: str) -> object | None:
+        """
+        The newest decision on a request of this id; None if there is none that is known.
+
+        Raises:
+            UnansweredError: nobody knows one, but not everybody answered.
+        """
+        ...
+
+    async def readiness(self) -> Verdict:
+        """Whether traffic should be sent here."""
+        ...
+
+    async def health(self) -> Verdict:
+        """Whether all is alive; if not, a restart is wanted."""
+        ...
+
+
 def admin_app(
-    reporter: Reporter, metrics: PrometheusObserver, drain: Drain | None = None
+    reporter: Reporter, metrics: Rendering, drain: Drain | None = None
 ) -> web.Application:
     """
-    The application with its routes.
+    The application of one process.
 
     Args:
         reporter: gives account of the pools; asked at each scrape and each look at the state.
         metrics: rendered at `/metrics`.
         drain: from its start on, `/readyz` answers 503.
     """
-    routes = _Routes(reporter, metrics, drain or Drain())
+    return app_of(_ThisProcess(reporter), metrics, drain or Drain())
+
+
+def app_of(source: Source, metrics: Rendering, drain: Drain) -> web.Application:
+    """The application with its routes."""
+    routes = _Routes(source, metrics, drain)
     app = web.Application()
     app.router.add_get("/", routes.page)
     app.router.add_get("/metrics", routes.metrics)
@@ -53,9 +113,31 @@ def admin_app(
     return app
 
 
-class _Routes:
-    def __init__(self, reporter: Reporter, metrics: PrometheusObserver, drain: Drain) -> None:
+class _ThisProcess:
+    """A reporter as the source."""
+
+    def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
+
+    async def reports(self) -> Sequence[PoolReport]:
+        await self._reporter.refresh()
+        return self._reporter.report()
+
+    async def explanation(self, request_id: str) -> object | None:
+        return self._reporter.explain(request_id)
+
+    async def readiness(self) -> Verdict:
+        if not self._reporter.is_ready:
+            return Verdict(is_good=False, text="not ready")
+        return GOOD if self._reporter.store_answers else ALONE
+
+    async def health(self) -> Verdict:
+        return GOOD  # it answers
+
+
+class _Routes:
+    def __init__(self, source: Source, metrics: Rendering, drain: Drain) -> None:
+        self._source = source
         self._metrics = metrics
         self._drain = drain
         page = files("envoy_tokenpools.admin").joinpath("page.html").read_text("utf-8")
@@ -64,29 +146,32 @@ class _Routes:
 
     async def metrics(self, request: web.Request) -> web.Response:
         """What Prometheus scrapes."""
-        await self._reporter.refresh()
+        try:
+            reports = await self._source.reports()
+        except UnansweredError:
+            reports = ()  # what was counted is known all the same
         # Thousands of series take tens of milliseconds; in a thread, decisions need not wait for the last of them.
         body, content_type = await asyncio.to_thread(
-            self._metrics.render, self._reporter.report(), request.headers.get(hdrs.ACCEPT, "")
+            self._metrics.render, reports, request.headers.get(hdrs.ACCEPT, "")
         )
         return web.Response(body=body, headers={hdrs.CONTENT_TYPE: content_type})
 
     async def health(self, _: web.Request) -> web.Response:
         """That the process lives and its event loop turns."""
-        return web.Response(text="ok\n")
+        return _probed(await self._source.health())
 
     async def readiness(self, _: web.Request) -> web.Response:
         """Whether traffic should be sent here."""
         if self._drain.started:
-            return web.Response(status=503, text="draining\n")
-        if not self._reporter.is_ready:
-            return web.Response(status=503, text="not ready\n")
-        return web.Response(text="ok\n")
+            return _probed(Verdict(is_good=False, text="draining"))
+        return _probed(await self._source.readiness())
 
     async def state(self, _: web.Request) -> web.Response:
         """The pools as JSON."""
-        await self._reporter.refresh()
-        return _json(state_document(__version__, self._reporter.report()))
+        try:
+            return _json(state_document(__version__, await self._source.reports()))
+        except UnansweredError as error:
+            return _json({"error": str(error)}, status=503)
 
     async def explain(self, request: web.Request) -> web.Response:
         """Why the request of an id was decided on as it was, as JSON."""
@@ -94,7 +179,10 @@ class _Routes:
         if len(ids) != 1 or not 0 < len(ids[0]) <= MAX_REQUEST_ID_CHARS:
             message = f"Name one request: /explain?request_id=ID, of at most {MAX_REQUEST_ID_CHARS} characters."
             return _json({"error": message}, status=400)
-        explanation = self._reporter.explain(ids[0])
+        try:
+            explanation = await self._source.explanation(ids[0])
+        except UnansweredError as error:
+            return _json({"error": str(error)}, status=503)
         if explanation is None:
             message = (
                 "No decision on a request of this id is known here: it was never asked for at this replica,"
@@ -107,6 +195,10 @@ class _Routes:
         """The page that shows the state."""
         policy = {"content-security-policy": self._page_policy}
         return web.Response(text=self._page, content_type="text/html", headers=policy)
+
+
+def _probed(verdict: Verdict) -> web.Response:
+    return web.Response(text=f"{verdict.text}\n", status=200 if verdict.is_good else 503)
 
 
 def _json(document: object, *, status: int = 200) -> web.Response:

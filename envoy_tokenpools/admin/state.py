@@ -3,6 +3,9 @@ The JSON document of `/state`. Field names are the interface: `top`, the page an
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
 
 from envoy_tokenpools.core.resources import Resources
 from envoy_tokenpools.observer import EntitlementReport, PoolReport
@@ -13,6 +16,31 @@ Document = Mapping[str, object]
 def state_document(version: str, reports: Sequence[PoolReport]) -> Document:
     """All pools with their entitlements; integers in tokens, bytes and sequences. Holds no secrets."""
     return {"version": version, "pools": [_pool(report) for report in reports]}
+
+
+def read_reports(body: bytes) -> list[PoolReport]:
+    """
+    The reports that the document in `body`, as JSON, was made of.
+
+    Raises:
+        msgspec.MsgspecError: it is no such document.
+    """
+    document = msgspec.json.decode(body, type=_Pools)
+    return [msgspec.convert(_fields(pool), PoolReport) for pool in document.pools]
+
+
+class _Pools(msgspec.Struct):
+    pools: list[dict[str, Any]]
+
+
+def _fields(pool: Mapping[str, Any]) -> Mapping[str, object]:
+    in_use = pool.get("in_use", {})
+    return {
+        **pool,
+        **in_use,
+        "reserved_tokens": in_use.get("tokens_reserved"),
+        "reserved_kv_bytes": in_use.get("kv_bytes"),
+    }
 
 
 def _pool(report: PoolReport) -> Document:

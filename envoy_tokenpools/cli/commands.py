@@ -7,11 +7,13 @@ import logging
 import os
 from dataclasses import replace
 
+from envoy_tokenpools.cli.multiple import serve_as_worker, serve_with_workers
 from envoy_tokenpools.cli.process import (
     EXIT_FAILED,
     Signals,
     complain,
     freeze,
+    host_port,
     reloader,
     run_loop,
     say,
@@ -51,11 +53,16 @@ def envoy_config(arguments: argparse.Namespace) -> int:
 
 def serve(arguments: argparse.Namespace) -> int:
     """Run the filter for an Envoy that exists already."""
+    if arguments.worker is not None:
+        return serve_as_worker(arguments)
+    if arguments.workers > 1:
+        return serve_with_workers(arguments)
 
     async def serve() -> None:
         signals = Signals()
         config = read_config(arguments.config, os.environ)
-        server = FilterServer(config, _listen(arguments))
+        listen = Listen(arguments.ext_proc, *host_port(arguments.admin))
+        server = FilterServer(config, listen)
         await server.start()
         freeze()
         log.info(
@@ -79,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         signals = Signals()
         config = read_config(arguments.config, os.environ)
         options = _envoy_options(arguments)
-        listen = Listen("127.0.0.1:0", *_host_port(arguments.admin))
+        listen = Listen("127.0.0.1:0", *host_port(arguments.admin))
         both = Standalone(config, options, listen, envoy_log_level=arguments.envoy_log_level)
         await both.start()
         freeze()
@@ -121,6 +128,8 @@ def experiment(arguments: argparse.Namespace) -> int:
         tokens_per_second=arguments.tokens_per_second,
         trace=arguments.trace,
         out=arguments.out,
+        replicas=arguments.replicas,
+        state=arguments.state,
     )
     return run_loop(experiment(options, say=say))
 
@@ -152,10 +161,10 @@ def simulate(arguments: argparse.Namespace) -> int:
 
 
 def _envoy_options(arguments: argparse.Namespace) -> EnvoyOptions:
-    host, port = _host_port(arguments.listen)
+    host, port = host_port(arguments.listen)
     ext_proc = getattr(arguments, "ext_proc", "127.0.0.1:50051")
     is_unix = ext_proc.startswith("unix:")
-    ext_proc_host, ext_proc_port = ("127.0.0.1", 50051) if is_unix else _host_port(ext_proc)
+    ext_proc_host, ext_proc_port = ("127.0.0.1", 50051) if is_unix else host_port(ext_proc)
     return EnvoyOptions(
         backend_url=arguments.backend,
         listen_host=host,
@@ -163,16 +172,8 @@ def _envoy_options(arguments: argparse.Namespace) -> EnvoyOptions:
         ext_proc_host=ext_proc_host,
         ext_proc_port=ext_proc_port,
         ext_proc_unix_path=ext_proc.removeprefix("unix:") if is_unix else None,
+        workers=getattr(arguments, "workers", 1),
         admin_port=getattr(arguments, "envoy_admin_port", 0),
         profile=Profile(arguments.profile),
         access_log=arguments.access_log,
     )
-
-
-def _listen(arguments: argparse.Namespace) -> Listen:
-    return Listen(arguments.ext_proc, *_host_port(arguments.admin))
-
-
-def _host_port(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    return host.strip("[]"), int(port)

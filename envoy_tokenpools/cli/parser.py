@@ -7,7 +7,8 @@ from pathlib import Path
 
 from envoy_tokenpools import __version__
 from envoy_tokenpools.cli import commands
-from envoy_tokenpools.envoyconf.options import Profile
+from envoy_tokenpools.config import EMBEDDED
+from envoy_tokenpools.envoyconf.options import MAX_WORKERS, Profile
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -52,6 +53,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="HOST:PORT or unix:/PATH",
     )
     serve.add_argument("--admin", type=_address, default="127.0.0.1:9090", metavar="HOST:PORT")
+    _add_workers(serve, "processes that share the pools; each has a port of its own, from PORT on")
+    # How a supervisor starts them: the number of the worker, and the folder that all share.
+    serve.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     serve.set_defaults(run=commands.serve)
 
     check = subcommands.add_parser("check", help="validate a configuration; names every fault")
@@ -66,6 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
     envoy.add_argument(
         "--ext-proc", type=_address_or_socket, default="127.0.0.1:50051", metavar="ADDR"
     )
+    _add_workers(envoy, "as for `serve`, which has to be given the same ADDR")
     envoy.add_argument("--envoy-admin-port", type=int, default=9901, metavar="PORT")
     envoy.add_argument(
         "--format", choices=("envoy", "istio"), default="envoy", help="bootstrap or EnvoyFilter"
@@ -125,6 +130,19 @@ def _add_experiment(subcommands: "argparse._SubParsersAction[argparse.ArgumentPa
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="write a JSON file and a picture there"
     )
+    parser.add_argument(
+        "--replicas",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="of the filter, behind one Envoy; several need --state (default 1)",
+    )
+    parser.add_argument(
+        "--state",
+        default=EMBEDDED,
+        metavar="URL",
+        help="the server that keeps the books, such as redis://127.0.0.1:6379 (default memory://)",
+    )
     parser.set_defaults(run=commands.experiment)
 
 
@@ -176,6 +194,20 @@ def _count(text: str) -> int:
 
 def _add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, required=True, metavar="FILE")
+
+
+def _add_workers(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument(
+        "--workers", type=_workers, default=1, metavar="N", help=f"{what} (default 1)"
+    )
+
+
+def _workers(text: str) -> int:
+    """An argument that is a number of workers."""
+    count = _count(text)
+    if count > MAX_WORKERS:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than {MAX_WORKERS}")
+    return count
 
 
 def _add_envoy(parser: argparse.ArgumentParser, *, listen: str) -> None:

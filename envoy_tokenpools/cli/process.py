@@ -3,14 +3,15 @@ The process around a command: what it says, how it is signalled, and its event l
 """
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import uvloop
 
@@ -35,19 +36,27 @@ def complain(text: str) -> None:
 
 
 class Signals:
-    """SIGTERM, SIGINT and SIGHUP, caught from before anything is started until the process ends."""
+    """
+    SIGTERM, SIGINT and SIGHUP, caught from before anything is started until the process ends.
+
+    Attributes:
+        at_once: called before the process ends at once.
+    """
 
     def __init__(self) -> None:
+        self.at_once: Callable[[], None] | None = None
         self._stop = asyncio.Event()
         self._hangup = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stopping)
+            loop.add_signal_handler(number, self.stop)
         loop.add_signal_handler(signal.SIGHUP, self._hangup.set)
 
-    def _stopping(self) -> None:
+    def stop(self) -> None:
         """Whoever signals twice means it: the second one ends the process at once."""
         if self._stop.is_set():
+            if self.at_once is not None:
+                self.at_once()
             os._exit(EXIT_FAILED)
         self._stop.set()
 
@@ -77,26 +86,40 @@ class Signals:
             await on_hangup()
 
 
+class Reloadable(Protocol):
+    """Can be told that a reload failed."""
+
+    def config_refused(self) -> None:
+        """The last good configuration stays in force."""
+        ...
+
+
+@contextlib.contextmanager
+def reloading(server: Reloadable) -> Iterator[None]:
+    """Report a faulty configuration, whose reload ends with this block."""
+    try:
+        yield
+    except ConfigError as error:
+        server.config_refused()
+        log.error("configuration refused", extra={"faults": [str(f) for f in error.faults]})  # noqa: TRY400
+
+
 def reloader(server: FilterServer, path: Path) -> Callable[[], Awaitable[None]]:
     """Reads the configuration again; a faulty one is reported and the last good one stays in force."""
 
     async def reload() -> None:
-        try:
+        with reloading(server):
             # Thousands of entitlements take seconds to read, and requests go on meanwhile.
             config = await asyncio.to_thread(read_config, path, os.environ)
             await server.reload(config)
             log.info("configuration reloaded")
-        except ConfigError as error:
-            server.config_refused()
-            log.error("configuration refused", extra={"faults": [str(f) for f in error.faults]})  # noqa: TRY400
 
     return reload
 
 
-def run_loop(main_task: Coroutine[Any, Any, None]) -> int:
-    """Run a command to its end on the fast loop; its exit status."""
-    uvloop.run(main_task)
-    return 0
+def run_loop(main_task: Coroutine[Any, Any, int | None]) -> int:
+    """Run a command to its end on the fast loop; its exit status, which is 0 where it says nothing."""
+    return uvloop.run(main_task) or 0
 
 
 def freeze() -> None:
@@ -107,3 +130,9 @@ def freeze() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def host_port(text: str) -> tuple[str, int]:
+    """The two parts of HOST:PORT."""
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)

@@ -2,6 +2,7 @@
 The two clusters: the backend and the filter's gRPC server.
 """
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 from envoy_data_plane.envoy.config.cluster.v3 import (
@@ -11,6 +12,7 @@ from envoy_data_plane.envoy.config.cluster.v3 import (
     ClusterDiscoveryType,
     ClusterDnsLookupFamily,
     ClusterLbPolicy,
+    OutlierDetection,
     UpstreamConnectionOptions,
 )
 from envoy_data_plane.envoy.config.core.v3 import (
@@ -61,6 +63,9 @@ How long an idle connection to the backend is kept: less than the 5 s after whic
 vLLM and SGLang, closes it, else a request now and then meets a connection that is just closing.
 """
 
+EJECTION_MS = 1_000
+"""How long a worker that cannot be reached is left out; one that died is back in two seconds or so."""
+
 _HTTP_PROTOCOL_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 
@@ -82,7 +87,7 @@ def backend_cluster(options: EnvoyOptions) -> Cluster:
             http_protocol_options=Http1ProtocolOptions()
         )
     cluster = _cluster(
-        BACKEND_CLUSTER, _socket_address(backend.host, backend.port), protocol, options
+        BACKEND_CLUSTER, [_socket_address(backend.host, backend.port)], protocol, options
     )
     cluster.connect_timeout = timedelta(seconds=5)
     if backend.tls:
@@ -92,35 +97,70 @@ def backend_cluster(options: EnvoyOptions) -> Cluster:
 
 def ext_proc_cluster(options: FilterOptions) -> Cluster:
     """
-    The cluster of the filter's gRPC server.
+    The cluster of the filter's gRPC server, or of its workers.
 
-    It has no health check, no outlier detection and no retries: Envoy connects anew for the next
-    request, so a filter that came back is used at once. Dead peers are found by TCP keepalive and
-    not by HTTP/2 pings, which a gRPC server with default options punishes by ending the connection
-    and every request on it.
+    One server has no health check, no outlier detection and no retries: Envoy connects anew for
+    the next request, so a filter that came back is used at once. Dead peers are found by TCP
+    keepalive and not by HTTP/2 pings, which a gRPC server with default options punishes by ending
+    the connection and every request on it.
+
+    Of several workers one that cannot be reached is left out for a moment, and its requests are
+    tried at the others (`filter.external_processor`). The least busy one gets the next request:
+    their work is the streams that are open, of which each worker gets its share by this alone.
     """
-    address = (
-        Address(pipe=Pipe(path=options.ext_proc_unix_path))
-        if options.ext_proc_unix_path is not None
-        else _socket_address(options.ext_proc_host, options.ext_proc_port)
-    )
     protocol = HttpProtocolOptions(
         explicit_http_config=HttpProtocolOptionsExplicitHttpConfig(
             # Each LLM stream holds one gRPC stream to its end; the default is 1024 a connection.
             http2_protocol_options=Http2ProtocolOptions(max_concurrent_streams=options.max_streams)
         )
     )
-    cluster = _cluster(EXT_PROC_CLUSTER, address, protocol, options)
+    addresses = [_ext_proc_address(address) for address in options.ext_proc_addresses]
+    cluster = _cluster(EXT_PROC_CLUSTER, addresses, protocol, options)
     cluster.connect_timeout = timedelta(seconds=1)
+    if len(addresses) > 1:
+        cluster.outlier_detection = _unreachable_workers()
+        if cluster.circuit_breakers is not None:
+            # 3 by default; more requests than that meet a worker that has just died.
+            cluster.circuit_breakers.thresholds[0].max_retries = options.max_streams
     return cluster
 
 
+def _ext_proc_address(address: str) -> Address:
+    """From `host:port` or `unix:/path`."""
+    if address.startswith("unix:"):
+        return Address(pipe=Pipe(path=address.removeprefix("unix:")))
+    host, _, port = address.rpartition(":")
+    return _socket_address(host, int(port))
+
+
+def _unreachable_workers() -> OutlierDetection:
+    """
+    Leaves out what cannot be connected to or breaks off, and nothing else.
+
+    Where more than half of the workers are gone nobody is left out any more. What a worker answers
+    is no sign: a refusal is not a failure.
+    """
+    moment = timedelta(milliseconds=EJECTION_MS)
+    return OutlierDetection(
+        interval=moment / 2,
+        base_ejection_time=moment,
+        max_ejection_time=moment,
+        max_ejection_percent=50,
+        split_external_local_origin_errors=True,
+        consecutive_local_origin_failure=1,
+        enforcing_local_origin_success_rate=0,
+        enforcing_consecutive_5xx=0,
+        enforcing_success_rate=0,
+    )
+
+
 def _cluster(
-    name: str, address: Address, protocol: HttpProtocolOptions, options: FilterOptions
+    name: str, addresses: Sequence[Address], protocol: HttpProtocolOptions, options: FilterOptions
 ) -> Cluster:
-    """A cluster of one address, with breakers that allow `max_streams` of everything."""
+    """A cluster of these addresses of one host, with breakers that allow `max_streams` of everything."""
     limit = options.max_streams
-    host = address.socket_address.address if address.socket_address is not None else None
+    socket_address = addresses[0].socket_address
+    host = socket_address.address if socket_address is not None else None
     cluster = Cluster(
         name=name,
         type=ClusterDiscoveryType.STATIC,
@@ -128,7 +168,11 @@ def _cluster(
         load_assignment=ClusterLoadAssignment(
             cluster_name=name,
             endpoints=[
-                LocalityLbEndpoints(lb_endpoints=[LbEndpoint(endpoint=Endpoint(address=address))])
+                LocalityLbEndpoints(
+                    lb_endpoints=[
+                        LbEndpoint(endpoint=Endpoint(address=address)) for address in addresses
+                    ]
+                )
             ],
         ),
         # 1024 by default, and each LLM stream holds one on both clusters.

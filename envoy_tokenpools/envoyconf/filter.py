@@ -4,7 +4,13 @@ The ext_proc filter: which messages of a request the server gets, and how long E
 
 from datetime import timedelta
 
-from envoy_data_plane.envoy.config.core.v3 import GrpcService, GrpcServiceEnvoyGrpc
+from envoy_data_plane.envoy.config.core.v3 import (
+    BackoffStrategy,
+    GrpcService,
+    GrpcServiceEnvoyGrpc,
+    RetryPolicy,
+    RetryPolicyRetryHostPredicate,
+)
 from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
     ExternalProcessor,
     ExtProcOverrides,
@@ -16,8 +22,10 @@ from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
     ProcessingModeBodySendMode,
     ProcessingModeHeaderSendMode,
 )
+from envoy_data_plane.envoy.extensions.retry.host.previous_hosts.v3 import PreviousHostsPredicate
 from envoy_data_plane.envoy.type.matcher.v3 import ListStringMatcher, StringMatcher
 from envoy_data_plane.envoy.type.v3 import HttpStatus, StatusCode
+from envoy_data_plane.google.protobuf import Any
 
 from envoy_tokenpools.envoyconf.options import FilterOptions, Profile
 
@@ -49,7 +57,10 @@ the server time, and cookies and tokens that it does not need are none of its bu
 def external_processor(options: FilterOptions) -> ExternalProcessor:
     """The filter's configuration for the chosen profile."""
     return ExternalProcessor(
-        grpc_service=GrpcService(envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=EXT_PROC_CLUSTER)),
+        grpc_service=GrpcService(
+            envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=EXT_PROC_CLUSTER),
+            retry_policy=_another_worker() if options.workers > 1 else None,
+        ),
         processing_mode=_PROCESSING_MODES[options.profile],
         # Traffic that nobody meters must not pass; the default status would be a bare 500.
         failure_mode_allow=False,
@@ -89,6 +100,30 @@ def unbuffered(options: FilterOptions) -> ExtProcPerRoute:
                 response_trailer_mode=mode.response_trailer_mode,
             )
         )
+    )
+
+
+def _another_worker() -> RetryPolicy:
+    """
+    Asks another worker where one is gone before it has answered anything.
+
+    Once a worker has said a word about a request, nobody else is asked: nothing is decided twice.
+    """
+    return RetryPolicy(
+        retry_on="connect-failure,refused-stream,reset",
+        num_retries=3,
+        # A whole second by default, half of it on average.
+        retry_back_off=BackoffStrategy(
+            base_interval=timedelta(milliseconds=10), max_interval=timedelta(milliseconds=100)
+        ),
+        retry_host_predicate=[
+            RetryPolicyRetryHostPredicate(
+                name="envoy.retry_host_predicates.previous_hosts",
+                typed_config=Any.pack(PreviousHostsPredicate()),
+            )
+        ],
+        # The dead one, at which nothing is open, is picked three times of four where there are two.
+        host_selection_retry_max_attempts=20,
     )
 
 

@@ -24,6 +24,10 @@ _CA_FILES = (
 )
 
 
+MAX_WORKERS = 128
+"""More processes than a host has cores for; each has a port of its own."""
+
+
 class Profile(enum.Enum):
     """Which messages Envoy sends to the filter (design section 8)."""
 
@@ -114,6 +118,22 @@ def _origin_faults(parts: SplitResult) -> Iterator[str]:
         yield "credentials do not belong in the URL: clients send their own"
 
 
+def worker_addresses(address: str, workers: int) -> tuple[str, ...]:
+    """
+    Where each of so many workers listens when together they are given `address`.
+
+    One listens there itself. Of several each has a port (PORT, PORT+1, …) or a socket file
+    (`/path.0`, `/path.1`, …) of its own: Envoy keeps one connection per thread and endpoint, so
+    that workers who shared a port would be left out.
+    """
+    if workers == 1:
+        return (address,)
+    if address.startswith("unix:"):
+        return tuple(f"{address}.{worker}" for worker in range(workers))
+    host, _, port = address.rpartition(":")
+    return tuple(f"{host}:{int(port) + worker}" for worker in range(workers))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterOptions:
     """
@@ -123,6 +143,7 @@ class FilterOptions:
         ext_proc_host: name or address of the filter's gRPC server.
         ext_proc_port: its port.
         ext_proc_unix_path: its socket file instead; host and port are then ignored.
+        workers: processes of the filter, each at an address of its own (`worker_addresses`).
         profile: which messages the filter gets.
         max_body_bytes: larger request bodies are refused with 413 unless the filter lets them
             pass unread.
@@ -144,6 +165,7 @@ class FilterOptions:
     ext_proc_host: str = "127.0.0.1"
     ext_proc_port: int = 50051
     ext_proc_unix_path: str | None = None
+    workers: int = 1
     profile: Profile = Profile.PORTABLE
     max_body_bytes: int = ServerSettings().max_body_bytes
     message_timeout_ms: int = 5_000
@@ -168,6 +190,13 @@ class FilterOptions:
             path_prefix=config.server.path_prefix,
             metadata_namespaces=(config.claim.namespace,) if config.claim is not None else (),
         )
+
+    @property
+    def ext_proc_addresses(self) -> tuple[str, ...]:
+        """Where the workers listen: `host:port` or `unix:/path`."""
+        if self.ext_proc_unix_path is not None:
+            return worker_addresses(f"unix:{self.ext_proc_unix_path}", self.workers)
+        return worker_addresses(f"{self.ext_proc_host}:{self.ext_proc_port}", self.workers)
 
     @property
     def buffer_limit_bytes(self) -> int:
@@ -224,6 +253,7 @@ def _filter_faults(options: FilterOptions) -> Iterator[Fault]:
     """What is wrong with the filter's options."""
     yield from _out_of_bounds(
         ("ext_proc_port", options.ext_proc_port, 1, 65_535),
+        ("workers", options.workers, 1, MAX_WORKERS),
         # Windows and limits of HTTP/2 end at 2 GiB.
         ("max_body_bytes", options.max_body_bytes, 1_024, 1 << 30),
         ("message_timeout_ms", options.message_timeout_ms, 1, MESSAGE_TIMEOUT_LIMIT_MS),
@@ -231,6 +261,8 @@ def _filter_faults(options: FilterOptions) -> Iterator[Fault]:
         ("max_streams", options.max_streams, 1, 1_000_000),
         ("stream_idle_timeout_ms", options.stream_idle_timeout_ms, 1, 7 * 86_400_000),
     )
+    if options.ext_proc_port <= 65_535 < options.ext_proc_port + options.workers - 1:
+        yield Fault("ext_proc_port", f"leaves no ports for {options.workers} workers")
     if options.max_message_timeout_ms < options.message_timeout_ms:
         yield Fault("max_message_timeout_ms", "is below message_timeout_ms")
 

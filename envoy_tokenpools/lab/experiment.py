@@ -8,8 +8,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from envoy_tokenpools.config import EMBEDDED
 from envoy_tokenpools.errors import TokenpoolsError
 from envoy_tokenpools.lab.arrivals import traced_arrivals
+from envoy_tokenpools.lab.books import check_books, own_books
 from envoy_tokenpools.lab.checks import Judgement, judge
 from envoy_tokenpools.lab.experiment_table import report
 from envoy_tokenpools.lab.live_run import run_live
@@ -20,7 +22,7 @@ from envoy_tokenpools.lab.scenario_file import read_scenarios, runs_named, shipp
 
 SHIPPED = ("protection", "fair-share", "mixed", "day")
 
-PLAIN_WIDTH = 140
+PLAIN_WIDTH = 150
 """Columns where the output goes to a file or pipe, which has no width of its own."""
 
 
@@ -42,6 +44,8 @@ class ExperimentOptions:
         tokens_per_second: that the backend generates in all; the scenario's if None.
         trace: JSON lines that the open loops send (see `arrivals`); drawn from the scenario if None.
         out: directory of the JSON and PNG files; None writes none.
+        replicas: of the filter; several share their books.
+        state: URL of the server that keeps the books; each run has books of its own there.
     """
 
     scenario: str
@@ -52,6 +56,8 @@ class ExperimentOptions:
     tokens_per_second: int | None = None
     trace: Path | None = None
     out: Path | None = None
+    replicas: int = 1
+    state: str = EMBEDDED
 
 
 async def experiment(options: ExperimentOptions, *, say: Callable[[str], None]) -> None:
@@ -64,9 +70,11 @@ async def experiment(options: ExperimentOptions, *, say: Callable[[str], None]) 
 
     Raises:
         ExperimentFailedError: a run that is shown failed a check, or one without admission passed all.
-        ConfigError: there is no such run.
+        ConfigError: there is no such run, or so many replicas cannot keep their books there.
         EnvoyError: there is no Envoy.
+        StoreError: the books cannot be reached.
     """
+    check_books(options.state, options.replicas)
     scenarios = _scenarios(options)
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
@@ -129,8 +137,9 @@ async def _run_all(
     for number, scenario in enumerate(scenarios, 1):
         shortened = scenario.scaled(options.time_scale)
         total_s = shortened.duration_ms / 1_000
+        several = f", {options.replicas} replicas" if options.replicas > 1 else ""
         say(
-            f"{number} of {len(scenarios)}: {scenario.name}, {scenario.run} ({total_s:g} s). "
+            f"{number} of {len(scenarios)}: {scenario.name}, {scenario.run} ({total_s:g} s{several}). "
             f"{scenario.about}"
         )
         with console.status("") as status:
@@ -138,12 +147,14 @@ async def _run_all(
             def progress(at_ms: float, total_s: float = total_s) -> None:
                 status.update(f"{at_ms / 1_000:.0f} of {total_s:g} s")
 
-            records[scenario.run] = await run_live(
-                shortened,
-                backend_url=options.backend_url,
-                trace=None if options.trace is None else traced_arrivals(shortened, lines),
-                progress=progress,
-            )
+            async with own_books(options.state, scenario.pool.name) as state:
+                records[scenario.run] = await run_live(
+                    shortened.keeping_books_at(state),
+                    backend_url=options.backend_url,
+                    trace=None if options.trace is None else traced_arrivals(shortened, lines),
+                    replica_count=options.replicas,
+                    progress=progress,
+                )
     return records
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from envoy_tokenpools.lab.checks import Check, Judgement
 from envoy_tokenpools.lab.measures import Measured
-from envoy_tokenpools.lab.record import Result, RunRecord
+from envoy_tokenpools.lab.record import Decisions, Result, RunRecord
 from envoy_tokenpools.lab.scenario import Role
 
 NOTHING = "-"
@@ -20,6 +20,7 @@ NOTHING = "-"
 def report(records: Mapping[str, RunRecord], judgements: Sequence[Judgement]) -> RenderableType:
     """All of it: who got what, what was checked, and a sentence per run."""
     parts: list[RenderableType] = [who_got_what(records)]
+    parts += [_who_decided(each) for each in records.values() if _is_worth_telling(each.decisions)]
     if any(judgement.checks for judgement in judgements):
         parts.append(what_was_checked(judgements))
     parts += [_verdict(judgement) for judgement in judgements if judgement.checks]
@@ -39,12 +40,14 @@ def who_got_what(records: Mapping[str, RunRecord]) -> Table:
         "first token\np50 / p99 ms",
         "with retries\np50 / p99 ms",
         "tokens in\nfull answers",
+        "share",
         "slots\nin use",
     ):
         table.add_column(heading, justify="right")
     for record in records.values():
         measured = Measured(record)
         in_use = measured.utilisation()
+        shares = measured.shares()
         for index, (name, party) in enumerate(record.parties.items()):
             table.add_row(
                 "" if index else escape(record.run),
@@ -57,6 +60,7 @@ def who_got_what(records: Mapping[str, RunRecord]) -> Table:
                 _first_token(measured, name),
                 _pair(measured.served_after_ms(name, 0.5), measured.served_after_ms(name, 0.99)),
                 str(measured.tokens(name, Result.COMPLETED)),
+                f"{shares[name]:.1%}",
                 NOTHING if index or in_use is None else f"{in_use:.1%}",
             )
         table.add_section()
@@ -82,6 +86,23 @@ def what_was_checked(judgements: Sequence[Judgement]) -> Table:
             )
         table.add_section()
     return table
+
+
+def _is_worth_telling(decisions: Sequence[Decisions]) -> bool:
+    """One replica that always had its books has decided everything."""
+    return len(decisions) > 1 or any(each.alone for each in decisions)
+
+
+def _who_decided(record: RunRecord) -> Text:
+    """How the requests of a run were spread over the replicas, and whether the shared books answered."""
+    made = ", ".join(str(each.made) for each in record.decisions)
+    alone = sum(each.alone for each in record.decisions)
+    said = f" decisions by {len(record.decisions)} replica(s): {made}"
+    if alone:
+        return Text.assemble(
+            (record.run, "bold"), said, (f"; {alone} of them without the shared books", "bold red")
+        )
+    return Text.assemble((record.run, "bold"), said)
 
 
 def _verdict(judgement: Judgement) -> Text:

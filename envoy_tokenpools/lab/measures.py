@@ -109,6 +109,15 @@ class Measured:
             if attempt.result in results
         )
 
+    def shares(self) -> dict[str, float]:
+        """Each entitlement's part of the tokens, prompt and output, of all answers that began."""
+        tokens = dict.fromkeys(self.record.parties, 0)
+        for attempt in self.record.attempts:
+            if attempt.first_token_ms is not None:
+                tokens[attempt.entitlement] += attempt.prompt_tokens + attempt.output_tokens
+        of = sum(tokens.values()) or 1
+        return {name: count / of for name, count in tokens.items()}
+
     def running_ms(self, entitlement: str, span: Span) -> float:
         """Sequence-milliseconds in which an entitlement's answers were coming, within a span."""
         total = 0.0

@@ -104,6 +104,19 @@ class Party(msgspec.Struct, frozen=True):
     concurrency: int
 
 
+class Decisions(msgspec.Struct, frozen=True):
+    """
+    What one replica of the filter decided in a run.
+
+    Attributes:
+        made: requests that it let through or refused.
+        alone: of these, those that it decided on without the shared books, which did not answer in time.
+    """
+
+    made: int
+    alone: int = 0
+
+
 class RunRecord(msgspec.Struct, frozen=True):
     """
     One run, whole.
@@ -119,6 +132,7 @@ class RunRecord(msgspec.Struct, frozen=True):
         parties: entitlements, in the order of the configuration.
         attempts: in the order of their end.
         samples: in the order of time.
+        decisions: of each replica of the filter; empty if nobody counted.
     """
 
     scenario: str
@@ -131,6 +145,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     parties: dict[str, Party]
     attempts: list[Attempt]
     samples: list[Sample]
+    decisions: list[Decisions] = []
 
     def of(self, entitlement: str) -> Iterator[Attempt]:
         """The attempts of one entitlement."""

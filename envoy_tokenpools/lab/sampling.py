@@ -2,7 +2,17 @@
 What a record takes from a scenario and from a pool's report. Pure, for whoever runs it.
 """
 
-from envoy_tokenpools.lab.record import Attempt, Party, RunRecord, Sample, Standing
+from collections import Counter
+from collections.abc import Sequence
+
+from envoy_tokenpools.lab.record import (
+    Attempt,
+    Decisions,
+    Party,
+    RunRecord,
+    Sample,
+    Standing,
+)
 from envoy_tokenpools.lab.scenario import Scenario
 from envoy_tokenpools.observer import PoolReport
 
@@ -18,7 +28,12 @@ def parties_of(scenario: Scenario) -> dict[str, Party]:
     }
 
 
-def record_of(scenario: Scenario, attempts: list[Attempt], samples: list[Sample]) -> RunRecord:
+def record_of(
+    scenario: Scenario,
+    attempts: list[Attempt],
+    samples: list[Sample],
+    decisions: Sequence[Decisions] = (),
+) -> RunRecord:
     """The record of a run that has ended."""
     return RunRecord(
         scenario=scenario.name,
@@ -31,20 +46,38 @@ def record_of(scenario: Scenario, attempts: list[Attempt], samples: list[Sample]
         parties=parties_of(scenario),
         attempts=attempts,
         samples=samples,
+        decisions=list(decisions),
     )
 
 
 def sample_of(
-    report: PoolReport, at_ms: int, *, running: int | None = None, queued: int | None = None
+    report: PoolReport,
+    at_ms: int,
+    *,
+    others: Sequence[PoolReport] = (),
+    running: int | None = None,
+    queued: int | None = None,
 ) -> Sample:
-    """A pool's report as a record has it, with what the backend tells."""
+    """
+    A pool's report as a record has it, with what the backend tells.
+
+    Args:
+        report: of one replica, for what all share.
+        at_ms: when that was.
+        others: of the other replicas, for what each has alone: who waits there.
+        running: sequences in a slot of the backend.
+        queued: sequences inside the backend that wait for one.
+    """
+    waiting: Counter[str] = Counter()
+    for each in (report, *others):
+        waiting.update({one.name: one.waiting for one in each.entitlements})
     return Sample(
         at_ms=at_ms,
         usable=report.usable.concurrency,
         standings={
             one.name: Standing(
                 in_flight=one.in_flight,
-                waiting=one.waiting,
+                waiting=waiting[one.name],
                 allocation=one.allocation.concurrency,
                 weight=one.weight,
                 debt=one.debt,

@@ -152,6 +152,10 @@ class Scenario:
         )
         return _with_pool(self.config, replace(self.pool, capacity=capacity))
 
+    def keeping_books_at(self, state: str) -> "Scenario":
+        """The same with its books kept elsewhere."""
+        return replace(self, config=replace(self.config, state=state))
+
     def asking_for(self, model: str) -> "Scenario":
         """The same with another model's name, for a backend that serves that one."""
         config = replace(self.config, pool_of_model={model: self.pool.name})

@@ -141,6 +141,18 @@ async def test_ready_follows_the_reporter(client: Client, reporter: FakeReporter
     assert (await client.get("/readyz")).status == 200
 
 
+async def test_who_decides_without_the_shared_store_is_ready_and_says_so(
+    client: Client, reporter: FakeReporter
+) -> None:
+    """It serves, and somebody should look at the store."""
+    reporter.store_answers = False
+    answer = await client.get("/readyz")
+    assert answer.status == 200
+    assert await answer.text() == "ok, but the shared store does not answer\n"
+    reporter.is_ready = False
+    assert (await client.get("/readyz")).status == 503
+
+
 async def test_a_draining_process_is_alive_but_not_ready(client: Client, drain: Drain) -> None:
     """Readiness ends with the start of the drain; health, state and metrics do not."""
     drain.started = True

@@ -154,6 +154,57 @@ def test_the_filter_may_be_behind_a_socket_file() -> None:
     assert endpoint == {"address": {"pipe": {"path": "/run/tokenpools.sock"}}}
 
 
+def _ext_proc_endpoints(**options: Any) -> list[Mapping[str, Any]]:
+    assignment = _clusters(**options)[1]["load_assignment"]
+    return [each["endpoint"]["address"] for each in assignment["endpoints"][0]["lb_endpoints"]]
+
+
+def test_each_worker_is_an_endpoint_of_its_own() -> None:
+    """Ports follow on the first one; socket files have the worker's number."""
+    ports = _ext_proc_endpoints(ext_proc_port=50_100, workers=3)
+    assert ports == [
+        {"socket_address": {"address": "127.0.0.1", "port_value": port}}
+        for port in (50_100, 50_101, 50_102)
+    ]
+    files = _ext_proc_endpoints(ext_proc_unix_path="/run/x.sock", workers=2)
+    assert files == [{"pipe": {"path": "/run/x.sock.0"}}, {"pipe": {"path": "/run/x.sock.1"}}]
+
+
+def test_workers_of_a_name_are_resolved_and_of_an_address_are_not() -> None:
+    """As of one filter."""
+    assert _clusters(ext_proc_host="filter.example", workers=2)[1]["type"] == "STRICT_DNS"
+    assert _ext_proc_endpoints(ext_proc_host="::1", workers=2)[1] == {
+        "socket_address": {"address": "::1", "port_value": 50_052}
+    }
+
+
+def test_a_worker_that_is_gone_is_left_out_and_never_more_than_half_of_them() -> None:
+    """Only for what Envoy itself meets: no answer of a worker ends in its ejection."""
+    cluster = _clusters(workers=4, max_streams=5_000)[1]
+    assert cluster["lb_policy"] == "LEAST_REQUEST"
+    assert cluster["circuit_breakers"]["thresholds"][0]["max_retries"] == 5_000
+    ejection = cluster["outlier_detection"]
+    assert ejection["max_ejection_percent"] == 50
+    assert ejection["split_external_local_origin_errors"] is True
+    assert ejection["base_ejection_time"] == ejection["max_ejection_time"] == "1s"
+    answers = {name: value for name, value in ejection.items() if name.startswith("enforcing")}
+    assert set(answers.values()) == {0}
+
+
+def test_another_worker_is_asked_only_before_the_first_has_answered() -> None:
+    """None of the conditions is about an answer."""
+    policy = _ext_proc(workers=2)["grpc_service"]["retry_policy"]
+    assert set(policy["retry_on"].split(",")) == {"connect-failure", "refused-stream", "reset"}
+
+
+def test_one_filter_is_neither_left_out_nor_asked_again() -> None:
+    """There is nobody else."""
+    assert "retry_policy" not in _ext_proc()["grpc_service"]
+    cluster = _clusters()[1]
+    assert "outlier_detection" not in cluster
+    assert "max_retries" not in cluster["circuit_breakers"]["thresholds"][0]
+
+
 def test_no_admin_unless_there_is_an_address_for_it() -> None:
     """The admin interface can be left out."""
     assert "admin" in _build()

@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envoy_tokenpools.envoyconf.options import Backend, EnvoyOptions, FilterOptions, is_ip_literal
+from envoy_tokenpools.envoyconf.options import (
+    MAX_WORKERS,
+    Backend,
+    EnvoyOptions,
+    FilterOptions,
+    is_ip_literal,
+    worker_addresses,
+)
 from envoy_tokenpools.errors import ConfigError
 
 NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,20}(\.[a-z][a-z0-9-]{0,20}){0,3}", fullmatch=True)
@@ -76,6 +83,38 @@ def test_a_port_that_nobody_could_find_is_refused() -> None:
     """Port 0 is read from the admin interface, so it needs one."""
     with pytest.raises(ConfigError, match="port 0 needs the admin interface"):
         EnvoyOptions(backend_url="http://vllm", listen_port=0, admin_host=None)
+
+
+@given(workers=st.integers(2, MAX_WORKERS), port=st.integers(1, 65_535 - MAX_WORKERS))
+def test_no_two_workers_have_the_same_address(workers: int, port: int) -> None:
+    """Wherever they listen, and Envoy finds what `serve` binds."""
+    for options in (
+        FilterOptions(ext_proc_port=port, workers=workers),
+        FilterOptions(ext_proc_unix_path="/run/x.sock", workers=workers),
+    ):
+        assert len(set(options.ext_proc_addresses)) == workers
+    assert worker_addresses(f"127.0.0.1:{port}", workers)[-1] == f"127.0.0.1:{port + workers - 1}"
+    assert worker_addresses("[::1]:80", 2) == ("[::1]:80", "[::1]:81")
+
+
+def test_one_worker_has_the_address_as_it_was_given() -> None:
+    """A filter that has been there stays where it is."""
+    assert worker_addresses("unix:/run/x.sock", 1) == ("unix:/run/x.sock",)
+    assert FilterOptions(ext_proc_port=80).ext_proc_addresses == ("127.0.0.1:80",)
+
+
+@pytest.mark.parametrize(
+    ("port", "workers", "said"),
+    [
+        (65_535, 2, "leaves no ports for 2 workers"),
+        (50_051, 0, "workers: 0 is not between"),
+        (50_051, MAX_WORKERS + 1, "workers: 129 is not between"),
+    ],
+)
+def test_workers_without_a_port_are_refused(port: int, workers: int, said: str) -> None:
+    """Before anybody listens."""
+    with pytest.raises(ConfigError, match=said):
+        FilterOptions(ext_proc_port=port, workers=workers)
 
 
 @given(st.integers(1_024, 1 << 30))

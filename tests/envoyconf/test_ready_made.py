@@ -77,8 +77,10 @@ def test_envoy_accepts_the_portable_bootstrap() -> None:
             message_timeout_ms=250,
             drain_timeout_ms=0,
         ),
+        EnvoyOptions(backend_url="http://localhost:8000", workers=128),
+        EnvoyOptions(backend_url="http://10.0.0.7:80", workers=2, ext_proc_unix_path="/run/x.sock"),
     ],
-    ids=["tls-name", "tls-address", "plain"],
+    ids=["tls-name", "tls-address", "plain", "workers", "workers-on-sockets"],
 )
 def test_envoy_accepts_every_kind_of_bootstrap(options: EnvoyOptions, tmp_path: Path) -> None:
     """Whatever the options, the real Envoy takes the result."""

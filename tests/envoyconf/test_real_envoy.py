@@ -1,5 +1,7 @@
 """What the configuration promises, on a real Envoy between a filter and a backend that are stubs."""
 
+import asyncio
+import contextlib
 import io
 import json
 from collections.abc import AsyncIterator
@@ -26,6 +28,7 @@ from yarl import URL
 from envoy_tokenpools.envoyconf.child import EnvoyChild
 from envoy_tokenpools.envoyconf.options import EnvoyOptions
 from tests.envoyconf.ext_proc_stub import BackendStub, ExtProcStub, carry_on, headers_of
+from tests.support.ports import neighbouring_ports
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -232,6 +235,66 @@ async def test_a_filter_that_is_down_is_a_503_and_used_again_at_once(rig: Rig) -
     await rig.ext_proc.start()
     response, _ = await rig.send("POST", CHAT, data=b"{}")
     assert response.status == 200
+
+
+async def test_what_a_dead_worker_would_have_got_the_others_get(rig: Rig) -> None:
+    """No request fails that comes after its death, and when it is back it is used again."""
+    async with _two_workers(rig.backend) as (other, workers):
+        dead, alive = workers
+        for _ in range(20):
+            assert (await other.send("POST", CHAT, data=b"{}"))[0].status == 200
+        assert dead.seen
+        assert alive.seen
+        await dead.stop()
+        statuses = [(await other.send("POST", CHAT, data=b"{}"))[0].status for _ in range(200)]
+        assert statuses == [200] * 200
+        await dead.start()
+        dead.seen.clear()
+        async with asyncio.timeout(20):
+            while not dead.seen:
+                assert (await other.send("POST", CHAT, data=b"{}"))[0].status == 200
+        for worker in workers:
+            await worker.stop()
+        assert (await other.send("POST", CHAT, data=b"{}"))[0].status == 503
+
+
+async def test_a_request_that_a_worker_has_answered_meets_no_other(rig: Rig) -> None:
+    """It fails with its worker: nothing is decided twice."""
+    async with _two_workers(rig.backend) as (other, workers):
+        rig.backend.was_asked.clear()
+        rig.backend.may_answer.clear()
+        caught = asyncio.create_task(other.send("POST", CHAT, data=b"{}"))
+        await rig.backend.was_asked.wait()
+        (holder,) = (worker for worker in workers if worker.seen)
+        await holder.stop()
+        rig.backend.may_answer.set()
+        assert (await caught)[0].status == 503
+        assert sum(bool(worker.seen) for worker in workers) == 1
+
+
+@contextlib.asynccontextmanager
+async def _two_workers(
+    backend: BackendStub,
+) -> AsyncIterator[tuple[Rig, tuple[ExtProcStub, ExtProcStub]]]:
+    """An Envoy in front of `backend` with two filters at neighbouring ports."""
+    async with contextlib.AsyncExitStack() as stack:
+        workers = ExtProcStub(), ExtProcStub()
+        workers[0].port = neighbouring_ports()
+        workers[1].port = workers[0].port + 1
+        for worker in workers:
+            await worker.start()
+            stack.push_async_callback(worker.stop)
+        options = EnvoyOptions(
+            backend_url=f"http://127.0.0.1:{backend.port}",
+            listen_host="127.0.0.1",
+            listen_port=0,
+            admin_port=0,
+            ext_proc_port=workers[0].port,
+            workers=2,
+        )
+        envoy = await stack.enter_async_context(EnvoyChild(options, concurrency=1))
+        client = await stack.enter_async_context(aiohttp.ClientSession())
+        yield Rig(envoy, workers[0], backend, client), workers
 
 
 async def test_a_backend_that_is_down_is_a_503_that_clients_can_read(rig: Rig) -> None:

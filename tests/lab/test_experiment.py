@@ -22,6 +22,7 @@ from envoy_tokenpools.lab.record import RunRecord, read_records
 from envoy_tokenpools.lab.scenario import Scenario
 from envoy_tokenpools.lab.scenario_file import shipped_scenarios
 from tests.support.records import attempt, record
+from tests.support.shared_redis import shared_server
 
 CLASSES = {
     "chat": ServiceClass.GUARANTEED,
@@ -37,6 +38,7 @@ class Runs:
         self.asked: list[Scenario] = []
         self.traces: list[list[Arrival] | None] = []
         self.backends: list[str | None] = []
+        self.replica_counts: list[int] = []
         self._first_token_ms = first_token_ms
 
     async def __call__(
@@ -45,11 +47,13 @@ class Runs:
         *,
         backend_url: str | None = None,
         trace: Iterable[Arrival] | None = None,
+        replica_count: int = 1,
         progress: Progress | None = None,
     ) -> RunRecord:
         """Note what was asked for."""
         self.asked.append(scenario)
         self.backends.append(backend_url)
+        self.replica_counts.append(replica_count)
         self.traces.append(None if trace is None else list(trace))
         if progress is not None:
             progress(1.0)
@@ -119,6 +123,21 @@ async def test_another_backend_with_its_model_speed_and_trace(
     assert asked.pool.capacity.tokens_per_second == 20 * written.pool.capacity.tokens_per_second
     assert runs.backends == ["http://127.0.0.1:1"]
     assert [[one.at_ms for one in arrivals or []] for arrivals in runs.traces] == [[1_000]]
+
+
+async def test_an_experiment_keeps_the_books_of_each_run_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On the server that was named, for so many replicas; no run finds the debts of another."""
+    runs = stand_in(monkeypatch, **{"with": 100, "without": 9_000})
+    said: list[str] = []
+    options = ExperimentOptions("mixed", replicas=3, state=shared_server())
+    await experiment(options, say=said.append)
+    assert runs.replica_counts == [3, 3]
+    states = [scenario.config.state for scenario in runs.asked]
+    assert all(state.startswith(shared_server()) for state in states)
+    assert len(set(states)) == 2
+    assert said[0].startswith("1 of 2: mixed, with (120 s, 3 replicas). ")
 
 
 async def test_a_scenario_may_be_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

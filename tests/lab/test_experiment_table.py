@@ -40,7 +40,7 @@ def test_who_got_what_is_told_in_the_time_as_written() -> None:
     cells = [cell.strip() for cell in row.split("│")[1:-1]]
     assert cells == [
         *("main", "chat", "guaranteed", "2", "1", "1", "0"),
-        *("500 / 1,000", "500 / 2,000", "40", "75.0%"),
+        *("500 / 1,000", "500 / 2,000", "40", "100.0%", "75.0%"),
     ]
     idle = next(line for line in text.splitlines() if "idle" in line)
     assert [cell.strip() for cell in idle.split("│")[4:8]] == ["0", "0", "0", "0"]

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envoy_tokenpools.core.pool import ServiceClass
 from envoy_tokenpools.lab.measures import Measured, Span, claimed_ms, jain
 from envoy_tokenpools.lab.record import Result
 from envoy_tokenpools.lab.scenario_file import load_scenarios, shipped_scenarios
@@ -43,6 +44,20 @@ def test_who_still_waited_at_the_end_is_not_forgotten() -> None:
         )
     )
     assert measured.first_token_ms(["chat"], 0.99, within=always) == 9_000
+
+
+def test_shares_are_of_all_tokens_of_answers_that_began() -> None:
+    """Prompt and output, also of what was cut; nobody has a share where nothing was served."""
+    classes = {"chat": ServiceClass.ELASTIC, "batch": ServiceClass.SPOT}
+    served = record(
+        attempt("chat", 0, 200, 900, tokens=20),
+        attempt("batch", 0, 200, 900, tokens=0, result=Result.CUT),
+        attempt("batch", 0, None, 900, result=Result.CUT),
+        shed("batch", 0),
+        classes=classes,
+    )
+    assert Measured(served).shares() == {"chat": 0.75, "batch": 0.25}
+    assert Measured(record(classes=classes)).shares() == {"chat": 0.0, "batch": 0.0}
 
 
 def test_a_shortened_run_is_measured_as_written() -> None:

@@ -88,6 +88,7 @@ class FakeReporter:
         self.fresh: Sequence[PoolReport] = (QWEN,)
         self.explanations: dict[str, Explanation] = {SHED.request_id: SHED}
         self.is_ready = True
+        self.store_answers = True
         self.refreshes = 0
         self._last: Sequence[PoolReport] = ()
 
