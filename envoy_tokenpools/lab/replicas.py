@@ -75,16 +75,16 @@ async def replicas(config: Config, count: int, backend_url: str) -> AsyncIterato
             FilterServer(config, Listen(address, admin_port=None))
             for address in options.ext_proc_addresses
         ]
+        for server in servers:
+            stack.push_async_callback(server.stop)
         envoy = EnvoyChild(options, log_level="error")
         await envoy.start()
-        stack.push_async_callback(envoy.stop)
-        for server in servers:
-            await server.start()
-            stack.push_async_callback(server.stop)
-        if not all(server.gate.store_answers for server in servers):
-            raise StoreError("the server that keeps the books does not answer", transient=True)
         # It drains first, so that no request meets an absent filter.
         stack.push_async_callback(envoy.stop, drain_ms=config.server.drain_ms)
+        for server in servers:
+            await server.start()
+        if not all(server.gate.store_answers for server in servers):
+            raise StoreError("the server that keeps the books does not answer", transient=True)
         for server in servers:
             stack.push_async_callback(server.drain)
         yield Replicas(servers, f"http://127.0.0.1:{envoy.listen_port}")

@@ -12,9 +12,10 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -34,6 +35,8 @@ BARE = "bare"
 _BACKEND = "bench_backend"
 _STREAM_BACKEND = "bench_stream_backend"
 _START_TIMEOUT_S = 20.0
+
+_NO_REPLICAS: Mapping[str, Sequence[int]] = MappingProxyType({})
 
 Document = dict[str, Any]
 
@@ -63,19 +66,26 @@ class Envoy:
 
 
 @contextlib.asynccontextmanager
-async def envoy(processors: Mapping[str, int], stream_backend_port: int) -> AsyncIterator[Envoy]:
+async def envoy(
+    processors: Mapping[str, int],
+    stream_backend_port: int,
+    *,
+    replicas: Mapping[str, Sequence[int]] = _NO_REPLICAS,
+) -> AsyncIterator[Envoy]:
     """
     Run Envoy on the cores that this process may use; ended on the way out.
 
     Args:
         processors: ports of the ext_proc servers, by contender.
         stream_backend_port: where streams come from.
+        replicas: ports of further servers of a contender, which share its requests.
     """
     folder = Path(tempfile.mkdtemp(prefix="tokenpools-bench-"))
     process: asyncio.subprocess.Process | None = None
     try:
         bootstrap, address = folder / "bootstrap.yaml", folder / "admin_address"
-        bootstrap.write_text(render_yaml(_bootstrap(processors, stream_backend_port)), "utf-8")
+        servers = {name: (port, *replicas.get(name, ())) for name, port in processors.items()}
+        bootstrap.write_text(render_yaml(_bootstrap(servers, stream_backend_port)), "utf-8")
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.bench.topology", str(find_envoy())),
             *("-c", str(bootstrap), "--admin-address-path", str(address)),
@@ -114,7 +124,7 @@ def _read(address: Path) -> str:
 # ---------------------------------------------------------------------- configuration
 
 
-def _bootstrap(processors: Mapping[str, int], stream_backend_port: int) -> Document:
+def _bootstrap(processors: Mapping[str, Sequence[int]], stream_backend_port: int) -> Document:
     """The product's bootstrap, its listener once for each contender."""
     backend_port = free_port()
     document = _product(backend_port, 1)
@@ -126,9 +136,9 @@ def _bootstrap(processors: Mapping[str, int], stream_backend_port: int) -> Docum
         _cluster(backend, _BACKEND, backend_port),
         _cluster(backend, _STREAM_BACKEND, stream_backend_port),
     ]
-    for name, port in processors.items():
+    for name, ports in processors.items():
         listeners.append(_contender(listener, name, f"{EXT_PROC_CLUSTER}_{name}"))
-        clusters.append(_cluster(resources["clusters"][1], f"{EXT_PROC_CLUSTER}_{name}", port))
+        clusters.append(_cluster(resources["clusters"][1], f"{EXT_PROC_CLUSTER}_{name}", *ports))
     listeners.append(_backend_listener(backend_port))
     return document | {"static_resources": {"listeners": listeners, "clusters": clusters}}
 
@@ -171,13 +181,16 @@ def _manager(listener: Document) -> Document:
     return manager
 
 
-def _cluster(cluster: Document, name: str, port: int) -> Document:
+def _cluster(cluster: Document, name: str, *ports: int) -> Document:
+    """The product's cluster, with an endpoint on each of the ports."""
     cluster = copy.deepcopy(cluster)
     cluster["name"] = name
     assignment = cluster["load_assignment"]
     assignment["cluster_name"] = name
-    endpoint = assignment["endpoints"][0]["lb_endpoints"][0]["endpoint"]
-    endpoint["address"]["socket_address"]["port_value"] = port
+    endpoints = assignment["endpoints"][0]["lb_endpoints"]
+    endpoints[:] = [copy.deepcopy(endpoints[0]) for _ in ports]
+    for each, port in zip(endpoints, ports, strict=True):
+        each["endpoint"]["address"]["socket_address"]["port_value"] = port
     return cluster
 
 

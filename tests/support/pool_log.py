@@ -11,7 +11,7 @@ import contextlib
 import re
 import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -19,8 +19,15 @@ import psutil
 
 from envoy_tokenpools.config import Address, parse_address
 from envoy_tokenpools.core.tick import Standing
+from envoy_tokenpools.store.base import TickReading
 from envoy_tokenpools.store.redis.script import KEY_NAMES, pool_keys
-from envoy_tokenpools.store.redis.wire import Answer, Operation, decode_answers, read_standing
+from envoy_tokenpools.store.redis.wire import (
+    Answer,
+    Operation,
+    decode_answers,
+    read_meters,
+    read_standing,
+)
 
 _LINE = re.compile(rb"\+(\d+\.\d+) \[\d+ ([^\]]+)\] (.*)", re.DOTALL)
 _WORD = re.compile(rb'"((?:[^"\\]|\\.)*)"', re.DOTALL)
@@ -49,9 +56,9 @@ class Call:
     at_s: float
     client: str
     owner: str
-    operations: Sequence[Operation]
-    answers: Sequence[Answer]
-    page: Mapping[str, Any]
+    operations: Sequence[Operation] = field(repr=False)
+    answers: Sequence[Answer] = field(repr=False)
+    page: Mapping[str, Any] = field(repr=False)
     peak: int
 
 
@@ -73,12 +80,23 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What came of a tick, put in force by `owner` at `at_s`: where each entitlement stands."""
+    """
+    What came of a tick.
+
+    Attributes:
+        at_s: the server's time.
+        owner: the replica that put it in force.
+        version: one more with each publication.
+        number: of the tick.
+        reading: that of the tick which it was made of; None if it was made of none.
+        standings: of each entitlement.
+    """
 
     at_s: float
     owner: str
     version: int
     number: int
+    reading: TickReading | None
     standings: Mapping[str, Standing]
 
 
@@ -86,7 +104,7 @@ class PoolLog:
     """All calls about one pool since the log was opened; see `pool_log`."""
 
     def __init__(self, address: Address, pool: str) -> None:
-        self._host, self._port = address.hosts[0]
+        self._address = address
         names = (key.encode() for key in pool_keys(address.prefix, pool))
         self._key = dict(zip(KEY_NAMES, names, strict=True))
         self._told = bytearray()
@@ -97,19 +115,15 @@ class PoolLog:
         self._leases: dict[bytes, int] = {}
         self._peak = 0
 
-    async def listen(self, listens: asyncio.Event) -> None:
-        """Take in what is told, until cancelled; sets `listens` once nothing is missed any more."""
-        async with self._connection() as (reader, writer):
-            writer.write(b"MONITOR\r\n")
-            assert await reader.readline() == b"+OK\r\n"
-            listens.set()
-            while data := await reader.read(1 << 20):
-                self._told += data
-                self._grown.set()
+    async def listen(self, reader: asyncio.StreamReader) -> None:
+        """Take in what is told."""
+        while data := await reader.read(1 << 20):
+            self._told += data
+            self._grown.set()
 
     async def now_s(self) -> float:
         """The server's time, by which all of this is dated."""
-        async with self._connection() as (reader, writer):
+        async with _connected(self._address) as (reader, writer):
             writer.write(b"TIME\r\n")
             lines = [await reader.readline() for _ in range(5)]
             return int(lines[2]) + int(lines[4]) / 1_000_000
@@ -128,19 +142,11 @@ class PoolLog:
     async def _catch_up(self) -> None:
         """Whatever was done before a word of ours was told is told before it."""
         word, start = secrets.token_hex(8).encode(), len(self._told)
-        async with self._connection() as (_, writer):
+        async with _connected(self._address) as (_, writer):
             writer.write(b"ECHO %b\r\n" % word)
             while self._told.find(word, start) < 0:
                 self._grown.clear()
                 await self._grown.wait()
-
-    @contextlib.asynccontextmanager
-    async def _connection(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        reader, writer = await asyncio.open_connection(self._host, self._port)
-        try:
-            yield reader, writer
-        finally:
-            writer.close()
 
     def _read(self, at_s: float, source: bytes, text: bytes) -> None:
         if source != _SCRIPT:
@@ -172,24 +178,38 @@ class PoolLog:
 
 
 @contextlib.asynccontextmanager
+async def _connected(
+    address: Address,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection(*address.hosts[0])
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+@contextlib.asynccontextmanager
 async def pool_log(url: str, pool: str) -> AsyncIterator[PoolLog]:
     """The log of a pool that nobody has used before, in the books at `url`."""
-    log = PoolLog(parse_address(url), pool)
-    listens = asyncio.Event()
-    listening = asyncio.create_task(log.listen(listens))
-    try:
-        await listens.wait()
-        yield log
-    finally:
-        listening.cancel()
-        await asyncio.gather(listening, return_exceptions=True)
+    address = parse_address(url)
+    log = PoolLog(address, pool)
+    async with _connected(address) as (reader, writer):
+        writer.write(b"MONITOR\r\n")
+        assert await reader.readline() == b"+OK\r\n"
+        listening = asyncio.create_task(log.listen(reader))
+        try:
+            yield log
+        finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
 
 
 def owner_of(calls: Sequence[Call], process: psutil.Process) -> str:
     """Under which name a replica that runs is known in the books."""
     ends = {f"{one.laddr.ip}:{one.laddr.port}" for one in process.net_connections("tcp")}
-    (owner,) = {call.owner for call in calls if call.client in ends}
-    return owner
+    return next(call.owner for call in reversed(calls) if call.client in ends)
 
 
 def steps(calls: Sequence[Call]) -> Iterator[Step]:
@@ -225,14 +245,20 @@ def _follow(held: dict[str, int], operation: Operation, answer: Answer) -> None:
 def publications(calls: Sequence[Call]) -> list[Publication]:
     """What was put in force, one after the other."""
     found: list[Publication] = []
+    readings: dict[str, TickReading] = {}
     for step in steps(calls):
-        if step.name != "publish" or isinstance(step.answer, str):
-            continue
-        _, _, number, base, *_, entries = step.operation
-        standings = dict(found[-1].standings) if base >= 0 else {}
-        for name, text, _ in entries:
-            standings[name] = read_standing(text)[0]
-        found.append(Publication(step.call.at_s, step.call.owner, step.answer, number, standings))
+        owner = step.call.owner
+        match step.name:
+            case "close_tick" if step.answer:
+                readings[owner] = TickReading(step.answer[1], read_meters(step.answer[2]))
+            case "publish" if isinstance(step.answer, int):
+                _, _, number, base, *_, entries = step.operation
+                standings = dict(found[-1].standings) if base >= 0 else {}
+                standings |= {name: read_standing(text)[0] for name, text, _ in entries}
+                reading = readings.pop(owner, None)
+                found.append(
+                    Publication(step.call.at_s, owner, step.answer, number, reading, standings)
+                )
     return found
 
 

@@ -133,7 +133,7 @@ def redis_cluster(masters: int = 3) -> Iterator[Sequence[RedisProcess]]:
         for number, node in enumerate(nodes):
             node.start()
             first, end = 16_384 * number // masters, 16_384 * (number + 1) // masters
-            node.ask("CLUSTER", "ADDSLOTSRANGE", str(first), str(end - 1))
+            node.ask("CLUSTER", "ADDSLOTS", *map(str, range(first, end)))
             node.ask("CLUSTER", "MEET", "127.0.0.1", str(nodes[0].port))
         for node in nodes:
             until(lambda node=node: b"cluster_state:ok" in node.ask("CLUSTER", "INFO"), "cluster")  # type: ignore[misc]
