@@ -14,40 +14,24 @@ from envoy_tokenpools.core.account import QUIET, Meters
 from envoy_tokenpools.core.admission import Claim, Lease
 from envoy_tokenpools.core.cost import Cost
 from envoy_tokenpools.core.ledger import InUse
-from envoy_tokenpools.core.pool import Entitlement, Limits, Reclaim, ServiceClass
+from envoy_tokenpools.core.pool import Entitlement, Reclaim
 from envoy_tokenpools.core.resources import Resources
 from envoy_tokenpools.core.tick import Tick, first_tick, next_tick
 from envoy_tokenpools.store.base import Reply, Store, Survivor, TickReading
 from envoy_tokenpools.store.memory import MemoryStore
 from tests.store.books import redis_store
-from tests.support.pools import entitlement, pool
+from tests.support.pools import pool
+from tests.support.seven import CAPACITY, COSTS, SEVEN
 
 T = TypeVar("T")
 
-DEDICATED, GUARANTEED, ELASTIC, SPOT, PREEMPTIBLE = ServiceClass
-
-CAPACITY = Resources(tokens_per_second=1_000, kv_bytes=10_000, concurrency=16)
+ODD = replace(SEVEN["elastic"], name="elastic {ünï}")
 
 MEMBERS = {
-    one.name: one
-    for one in (
-        entitlement("dedicated", DEDICATED, Resources(100, 1_000, 2)),
-        entitlement("guaranteed", GUARANTEED, Resources(200, 2_000, 4)),
-        entitlement("keeps", GUARANTEED, Resources(100, 1_500, 2), lend=False),
-        entitlement("elastic {ünï}", ELASTIC, Resources(300, 3_000, 5), slo_target_ms=500),
-        entitlement("limited", ELASTIC, Resources(50, 500, 1), limits=Limits(60, 4_000, 3)),
-        replace(entitlement("spot", SPOT), reclaim=Reclaim.EVICT),
-        replace(entitlement("preemptible", PREEMPTIBLE), reclaim=Reclaim.EVICT),
-    )
+    **{name: one for name, one in SEVEN.items() if name != "elastic"},
+    "spot": replace(SEVEN["spot"], reclaim=Reclaim.EVICT),
+    ODD.name: ODD,
 }
-
-COSTS = st.builds(
-    Cost,
-    prompt_tokens=st.integers(0, 1_500),
-    output_tokens=st.integers(0, 500),
-    kv_bytes=st.integers(0, 3_000) | st.integers(0, CAPACITY.kv_bytes),
-    concurrency=st.integers(1, 4) | st.integers(1, CAPACITY.concurrency),
-)
 
 POOL = "{pool}"
 

@@ -62,6 +62,15 @@ local function read_away(name)
   return page and unpack_(page) or nil
 end
 
+local function drop(away, fingerprint)
+  for i = 1, #away do
+    if away[i][1] == fingerprint then
+      table.remove(away, i)
+      return
+    end
+  end
+end
+
 function refusals.add(name, terms, fingerprint, is_inside, retry_after)
   local log = books.pool.refusals
   age(log)
@@ -76,12 +85,7 @@ function refusals.add(name, terms, fingerprint, is_inside, retry_after)
     away = {}
     books.pool.away = books.pool.away + 1
   end
-  for i = 1, #away do
-    if away[i][1] == fingerprint then
-      table.remove(away, i)
-      break
-    end
-  end
+  drop(away, fingerprint)
   away[#away + 1] = {fingerprint, books.now + away_ms}
   if #away > MAX_AWAY then
     table.remove(away, 1)
@@ -96,12 +100,7 @@ function refusals.admitted(name, fingerprint)
   end
   local before = #away
   if fingerprint ~= '0' then
-    for i = 1, #away do
-      if away[i][1] == fingerprint then
-        table.remove(away, i)
-        break
-      end
-    end
+    drop(away, fingerprint)
   end
   while away[1] and books.now >= away[1][2] do
     table.remove(away, 1)
