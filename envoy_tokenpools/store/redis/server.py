@@ -8,6 +8,7 @@ is repeated by `calls.py`, which knows when that is safe. Its timeouts are off t
 
 import asyncio
 import hashlib
+import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol, cast
 
@@ -29,8 +30,13 @@ CALL_TIMEOUT_S = 1.0
 MAX_CONNECTIONS = 1_000
 """One per pool that has a call on its way."""
 
-_SCRIPT_FAULTS = ("user_script", "Error running script", "Error compiling script")
-"""What a server says when the script itself has failed: the same call would fail again."""
+_SCRIPT_FAULTS = ("user_script", "Error running script", "Error compiling script", "WRONGTYPE")
+"""How a server begins when the script itself has failed: the same call would fail again."""
+
+_STATES = re.compile(
+    r"\b(READONLY|OOM|NOREPLICAS|MISCONF|LOADING|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|NOPERM|BUSY)\b"
+)
+"""But not where it names a state that it is in: the script was not to blame, and the call may succeed later."""
 
 
 class Server(Protocol):
@@ -74,9 +80,7 @@ class RedisServer:
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 return await self._call(keys, arguments)
         except Exception as error:  # whatever the client makes of what is no Redis
-            if isinstance(error, ResponseError) and any(
-                each in str(error) for each in _SCRIPT_FAULTS
-            ):
+            if isinstance(error, ResponseError) and _is_of_script(str(error)):
                 raise StoreError(f"the script failed: {error}", transient=False) from error
             await self._disconnect()
             raise _failure(error) from error
@@ -127,6 +131,10 @@ async def _close(client: "Redis | RedisCluster") -> None:
     if isinstance(client, Redis) and isinstance(client.connection_pool, SentinelConnectionPool):
         for sentinel in client.connection_pool.sentinel_manager.sentinels:
             await sentinel.aclose()
+
+
+def _is_of_script(message: str) -> bool:
+    return message.startswith(_SCRIPT_FAULTS) and _STATES.search(message) is None
 
 
 def _failure(error: Exception) -> StoreError:

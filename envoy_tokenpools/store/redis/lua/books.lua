@@ -21,7 +21,7 @@ local function new_pool(now, wall)
   return {
     epoch = t[1] .. '.' .. t[2], now = now, wall = wall,
     taken = 0, ticks = 0, tick_at = now, opened = 0,
-    accounts = 0, sheds = 0, expired = 0, rests = 0,
+    accounts = 0, active = 0, evictable = 0, sheds = 0, expired = 0, rests = 0, standings = 0,
     in_flight = 0, concurrency = 0, kv = 0,
     tokens = bucket.new(0, 0, now),
     usable = {0, 0, 0}, best_rate = 0, published = false,
@@ -64,7 +64,11 @@ function books.are_whole()
     and call('ZCARD', KEY.expiry) == pool.in_flight
     and call('ZCARD', KEY.taken) == pool.in_flight
     and call('ZCARD', KEY.held) == pool.in_flight
+    and call('ZCARD', KEY.evictable) == pool.evictable
     and call('ZCARD', KEY.freeing) == pool.freeing_leases
+    and call('SCARD', KEY.active) == pool.active
+    and call('HLEN', KEY.standings) == pool.standings
+    and call('ZCARD', KEY.versions) == pool.standings
     and call('HLEN', KEY.expired) == pool.expired
     and call('ZCARD', KEY.expired_order) == pool.expired
     and call('HLEN', KEY.sheds) == pool.sheds
@@ -119,7 +123,17 @@ function books.happen(account)
   changed[account.name] = account
   if not account.active then
     account.active = true
+    books.pool.active = books.pool.active + 1
     call('SADD', KEY.active, account.name)
+  end
+end
+
+-- Nothing happens there any more.
+function books.rest(account)
+  if account.active then
+    account.active = false
+    books.pool.active = books.pool.active - 1
+    call('SREM', KEY.active, account.name)
   end
 end
 
@@ -127,10 +141,10 @@ end
 function books.remove(account)
   books.pool.accounts = books.pool.accounts - 1
   books.pool.strangers = books.pool.strangers - 1
+  books.rest(account)
   accounts[account.name] = false
   changed[account.name] = nil
   call('HDEL', KEY.accounts, account.name)
-  call('SREM', KEY.active, account.name)
 end
 
 function books.close()

@@ -1,7 +1,7 @@
 --[[
 One call: several operations on one pool, in order, all or none.
 
-KEYS:  the pool's, in the order of `KEY_NAMES` of `redis_script.py`.
+KEYS:  the pool's, in the order of `KEY_NAMES` of `script.py`.
 ARGV:  1 owner, 2 number of the call, 3 the time in ms or -1 for the server's, 4 the channel where owners of leases are told
        to end them, 5 the operations as MessagePack: a list of {name, arguments...}.
 Reply: MessagePack of {epoch of the books, list of the operations' replies}.

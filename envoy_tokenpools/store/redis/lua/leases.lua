@@ -40,6 +40,7 @@ function leases.add(id, lease, a)
   call('ZADD', KEY.held, 0, a.no .. ':' .. lease.order .. ':' .. id)
   if lease.rank >= 0 then
     call('ZADD', KEY.evictable, 0, evictable_member(id, lease))
+    pool.evictable = pool.evictable + 1
   end
   pool.in_flight = pool.in_flight + 1
   pool.concurrency = pool.concurrency + lease.concurrency
@@ -61,6 +62,7 @@ function leases.remove(id, lease, a)
     pool.freeing_kv = pool.freeing_kv - lease.kv
   elseif lease.rank >= 0 then
     call('ZREM', KEY.evictable, evictable_member(id, lease))
+    pool.evictable = pool.evictable - 1
   end
   pool.in_flight = pool.in_flight - 1
   pool.concurrency = pool.concurrency - lease.concurrency
@@ -167,6 +169,7 @@ function leases.take_back(sequences, kv)
     lease.freeing = true
     leases.write(id, lease)
     call('ZREM', KEY.evictable, victim[3])
+    pool.evictable = pool.evictable - 1
     call('ZADD', KEY.freeing, 0, lease.owner .. ':' .. id)
     pool.freeing_leases = pool.freeing_leases + 1
     pool.freeing_concurrency = pool.freeing_concurrency + lease.concurrency

@@ -76,8 +76,7 @@ operations.close_tick = function(op)
     books.change(a)
     if a.published or a.expired > 0 then
       if account.is_quiet(a) then
-        a.active = false
-        call('SREM', KEY.active, name)
+        books.rest(a)
       end
     else
       account.drain(a)
@@ -106,6 +105,7 @@ local function withdraw_others(entries, window)
     end
   end
   call('DEL', KEY.standings, KEY.versions)
+  books.pool.standings = 0
 end
 
 local function withdraw_strangers(window)
@@ -137,7 +137,7 @@ operations.publish = function(op)
   end
   for _, entry in ipairs(entries) do
     local name, offered = entry[1], entry[3]
-    call('HSET', KEY.standings, name, entry[2])
+    pool.standings = pool.standings + call('HSET', KEY.standings, name, entry[2])
     call('ZADD', KEY.versions, pool.version, name)
     if offered then
       local wanted = terms.read(offered)
