@@ -266,7 +266,10 @@ async def test_pools_live_in_a_cluster() -> None:
     ]
     with redis_cluster() as nodes:
         url = "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes)
-        async with replica(url, *pools) as one, replica(url, *pools) as other:
+        async with (
+            replica(url, *pools, deadline_ms=2_000) as one,
+            replica(url, *pools, deadline_ms=2_000) as other,
+        ):
             for name in names:
                 held = [await other.admit("batch", model=name) for _ in range(8)]
                 assert isinstance(await one.ask("batch", model=name), Refused)
