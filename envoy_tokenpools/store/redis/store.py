@@ -106,8 +106,9 @@ class RedisStore:
 
     async def reserve(self, pool: str, claim: Claim) -> Reply:
         """See `Store.reserve`."""
-        answer = await self._shared(pool).line.decide(wire.reserve_operation(claim))
-        return wire.read(wire.read_reply, answer)
+        operation = wire.reserve_operation(claim)
+        answer = await self._shared(pool).line.decide(operation)
+        return wire.read(wire.read_reply, wire.checked(operation, answer))
 
     async def settle(self, pool: str, lease_id: str, tokens: int) -> Settlement | None:
         """See `Store.settle`; on failure it is kept, and done as soon as the server is back."""
@@ -137,7 +138,7 @@ class RedisStore:
         self._subscribe()
         number, fence, leads = await self._ask(pool, ("open", fingerprint))
         shared.config, shared.fence = number, fence
-        shared.seen = shared.line.epoch
+        shared.seen = shared.seen or shared.line.epoch  # else what is held here is not in them
         await self._look(pool, shared)
         return Opening(shared.tick, leads)
 
@@ -217,14 +218,16 @@ class RedisStore:
         return await self._server.call(keys, (self._owner, number, str(now_ms), where, operations))
 
     async def _ask(self, pool: str, operation: wire.Operation, *, is_kept: bool = False) -> Answer:
-        return await self._shared(pool).line.ask(operation, within_s=WITHIN_S, is_kept=is_kept)
+        line = self._shared(pool).line
+        answer = await line.ask(operation, within_s=WITHIN_S, is_kept=is_kept)
+        return wire.checked(operation, answer)
 
     async def _look(self, pool: str, shared: _Shared) -> tuple[tuple[str, ...], int]:
         """Bring the tick up to date; which leases of this replica are to be ended, and how many replicas there are."""
         look = ("look", shared.version, shared.epoch)
         version, news, evicted, replicas = await self._ask(pool, look)
         if news:
-            shared.tick = _merged(shared.tick, news)
+            shared.tick = wire.read(partial(_merged, shared.tick), news)
             shared.version, shared.epoch = version, shared.line.epoch
         elif version == 0:
             shared.version, shared.tick = -1, None

@@ -5,7 +5,7 @@ What comes back is checked: a server that answers wrongly is an error, never a d
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -172,6 +172,46 @@ def _shown(lease: Lease) -> tuple[Any, ...]:
 
 T = TypeVar("T")
 
+_Ids = list[str]
+_Refusal = tuple[str, str, int, int, int]
+_Lease = tuple[
+    str, str, int, int, int, int, bool, bool, bool, int, int, int, int, _Refusal | bool
+]  # fmt: skip
+_News = tuple[int, tuple[int, int, int], bool, bool, list[str]]
+_Meters = tuple[int, int, int, int, int, int, int, int, int]
+
+_FORMS: Mapping[str, Any] = {
+    "reserve": tuple[_Lease | bool, _Refusal | bool, tuple[int, int, int, int, int, int], _Ids],
+    "settle": tuple[_Lease, int, int, bool] | bool,
+    "renew": tuple[_Ids, _Ids],
+    "restore": bool,
+    "sweep": list[_Lease],
+    "open": tuple[int, int, bool],
+    "look": tuple[int, _News | bool, _Ids, int],
+    "leave": bool,
+    "close_tick": tuple[int, int, list[tuple[str, _Meters]]] | bool,
+    "publish": int | Literal["fenced", "stale"],
+    "snapshot": tuple[tuple[int, int, int], list[tuple[str, int, int, int, int]]],
+}
+"""By operation, what it may answer; where something may be false, true is nothing."""
+
+
+def checked(operation: Operation, answer: Answer) -> Answer:
+    """
+    The answer, of the form that it has to have.
+
+    Raises:
+        WrongAnswerError: it has another one.
+    """
+    name = operation[0]
+    try:
+        form: Answer = msgspec.convert(answer, _FORMS[name])
+    except msgspec.ValidationError as error:
+        raise WrongAnswerError(f"{name}: {error}") from error
+    if form is True and _FORMS[name] is not bool:
+        raise WrongAnswerError(f"{name}: true")
+    return form
+
 
 def read(reader: Callable[[Answer], T], answer: Answer) -> T:
     """
@@ -183,7 +223,7 @@ def read(reader: Callable[[Answer], T], answer: Answer) -> T:
     try:
         return reader(answer)
     except (TypeError, ValueError) as error:
-        raise WrongAnswerError(f"{reader.__name__}: {error}") from error
+        raise WrongAnswerError(str(error)) from error
 
 
 def read_reply(answer: Answer) -> Reply:
