@@ -85,7 +85,8 @@ REQUESTS = Family(
     "tokenpools_requests_total",
     ("pool", "entitlement", "service_class", "outcome", "reason"),
     "Requests by outcome: admitted, shed, rejected, evicted, bypassed. Look first when clients report 429: the reason"
-    " says what was short. `admitted` with a reason is shadow mode: enforced, it would have been shed."
+    " says what was short. `admitted` with a reason is shadow mode: enforced, it would have been shed;"
+    " or `store_unavailable`: decided by this replica alone."
     " `bypassed` are requests to paths that no pool meters.",
 )
 COMPLETIONS = Family(
@@ -128,8 +129,8 @@ TIME_TO_FIRST_TOKEN_SECONDS = Family(
 STORE_ERRORS = Family(
     "tokenpools_store_errors_total",
     ("kind",),
-    "Failed calls to the state store, by operation. Look at once when it rises: requests are then answered with 503;"
-    " check that the store is up and reachable.",
+    "Failed calls to the state store, by operation. Look at once when it rises: requests are then decided by"
+    " on_store_error; check that the store is up, reachable and fast enough.",
 )
 CONFIG_RELOADS = Family(
     "tokenpools_config_reloads_total",
